@@ -110,8 +110,8 @@ typedef enum {
   CCL_PROD = 1,
   CCL_MAX = 2,
   CCL_MIN = 3,
-  CCL_AVG = 4, /**< Sum over n. Floats are multiplied by 1/n before the sum, integers are divided
-                  (truncating) after it. */
+  CCL_AVG = 4, /**< Sum over n. Floats are multiplied by 1/n before the sum, and an average of
+                  finite floats is finite; integers are divided (truncating) after the sum. */
   CCL_REDOP_LIMIT =
       0x7fffffff /**< Not an operation; ccl_redop_create_premulsum uses the values in between. */
 } ccl_redop_t;
@@ -195,10 +195,12 @@ typedef struct ccl_compression_stats {
    */
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
-  double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
+  double error_bound;   /**< Upper bound on the absolute error of any element of this call whose
+                           inputs are finite and whose exact result the type can hold. 0: as
                            uncompressed. Infinite if no rank can know a bound (docs/codecs.md). */
   uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
-                           rank. This field and the next two are 0 for codecs other than hbi. */
+                           rank. qsgd and qsgd_ms count whole windows, here and in
+                           poisoned_blocks; codecs without agreement set none of these fields. */
   uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits.
                                  */
   uint64_t poisoned_blocks; /**< Blocks of 32 elements in superblocks with a NaN or infinity on some
@@ -625,7 +627,7 @@ CCL_API ccl_result_t ccl_residual_set_scale(ccl_residual_t residual, float scale
  */
 CCL_API ccl_result_t ccl_residual_export(ccl_residual_t residual, float* values, size_t count);
 
-/** Replaces the residual by `values`. `count` must be that of creation. */
+/** Replaces the residual by `values`, which are finite. `count` must be that of creation. */
 CCL_API ccl_result_t ccl_residual_import(ccl_residual_t residual, const float* values,
                                          size_t count);
 
@@ -646,7 +648,8 @@ CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t ope
  * Computes what a codec promises for `count` elements on `nranks` ranks. `bits`: bits per element
  * and phase that its reference algorithm sends (key `ref` of the specification, else direct; other
  * algorithms may send more); 0: no more than the type has. `relative_error_bound`: an upper bound
- * of the absolute error of an element of the sum, relative to `nranks` times the largest |x| of its
+ * of the absolute error of an element of the sum, before its rounding to a narrow type of the call,
+ * relative to `nranks` times the largest |x| of its
  * block of 32 elements (hbi: of its superblock of 256; qsgd and qsgd_ms: of its 2^20
  * elements) over all ranks; 0: as uncompressed. Both are a priori and hold in the codec's
  * range of magnitudes (docs/codecs.md); the stats of a call have the actual values.

@@ -9,8 +9,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -166,6 +168,27 @@ Status Covered(size_t count, const std::vector<Layer>& layers) {
   return InvalidArgument(fmt::format("layers of {} elements, data of {}", covered, count));
 }
 
+// Multiplies the inputs. An error of a result says nothing where its inputs are not finite, or
+// where they have become zero.
+Status Scale(const std::string& data, float scale, Vectors* inputs) {
+  for (size_t rank = 0; rank < inputs->size(); ++rank) {
+    std::vector<float>& values = (*inputs)[rank];
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = values[i], scaled = value * scale;
+      if (!std::isfinite(value)) {
+        return InvalidArgument(
+            fmt::format("{}: element {} of rank {} is {}", data, i, rank, value));
+      }
+      if (!std::isfinite(scaled) || (scaled == 0) != (value == 0)) {
+        return InvalidArgument(fmt::format("{}: --scale {} makes {} of element {} of rank {}, {}",
+                                           data, scale, scaled, i, rank, value));
+      }
+      values[i] = scaled;
+    }
+  }
+  return {};
+}
+
 // All rows of one data set at one number of ranks.
 Status RunCase(const Options& options, const std::vector<Way>& ways, const std::string& data,
                int nranks, const Report& report, Results* results) {
@@ -174,9 +197,7 @@ Status RunCase(const Options& options, const std::vector<Way>& ways, const std::
   for (uint64_t repeat = 0; repeat < options.repeats; ++repeat) {
     Result<Vectors> made = MakeInputs(data, nranks, options.count, options.seed + repeat);
     if (!made.ok()) return made.status();
-    for (std::vector<float>& rank : *made) {
-      for (float& value : rank) value *= options.scale;
-    }
+    if (Status s = Scale(data, options.scale, &*made); !s.ok()) return s;
     if (Status s = Covered((*made)[0].size(), options.layers); !s.ok()) return s;
     exact.push_back(ExactSum(*made));
     samples.push_back(*std::move(made));
@@ -280,7 +301,12 @@ void AddOptions(CLI::App* app, Options* options) {
       ->check(CLI::Range(0, 100000));
   app->add_flag("--residual", options->residual, "the steps feed back errors (needs --steps)");
   app->add_option("--seed", options->seed, "seed of the first run's data (default 0)");
-  app->add_option("--scale", options->scale, "factor of the inputs, in fp32 (default 1)");
+  app->add_option("--scale", options->scale, "factor of the inputs, in fp32 (default 1)")
+      ->check([](const std::string& text) {
+        const float scale = std::strtof(text.c_str(), nullptr);
+        return std::isfinite(scale) && scale != 0 ? ""
+                                                  : text + " is not a finite number other than 0";
+      });
   app->add_option("--layers", options->layers_file,
                   "lines of a name and a number of elements: also the layer that errs most");
   app->add_flag("--csv", options->csv, "comma-separated values instead of a table");

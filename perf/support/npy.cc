@@ -183,7 +183,7 @@ float HalfToFloat(uint16_t code) {
   return std::copysign(magnitude, code >> 15 != 0 ? -1.0f : 1.0f);
 }
 
-// Elements as fp32. An fp64 that is finite and beyond fp32's range is an error.
+// Elements as fp32. An fp64 that would become infinite or zero there is an error.
 Status Convert(std::string_view bytes, uint32_t element_bytes, const std::string& name,
                std::vector<float>* values) {
   if (values->empty()) return {};
@@ -206,6 +206,10 @@ Status Convert(std::string_view bytes, uint32_t element_bytes, const std::string
           fmt::format("{}: element {} is {}, beyond the range of fp32", name, i, wide));
     }
     (*values)[i] = static_cast<float>(wide);
+    if (wide != 0 && (*values)[i] == 0) {
+      return InvalidArgument(
+          fmt::format("{}: element {} is {}, which is 0 in fp32", name, i, wide));
+    }
   }
   return {};
 }

@@ -94,6 +94,10 @@ ccl_result_t ccl_residual_export(ccl_residual_t residual, float* values, size_t 
 ccl_result_t ccl_residual_import(ccl_residual_t residual, const float* values, size_t count) {
   return inccl::WithResidual(residual, [&](Residual* impl) -> Status {
     if (values == nullptr && count != 0) return InvalidArgument("values: NULL");
+    for (size_t i = 0; i < count; ++i) {
+      if (std::isfinite(values[i])) continue;
+      return InvalidArgument(fmt::format("values: element {} is {}", i, values[i]));
+    }
     return impl->Import({values, count});
   });
 }

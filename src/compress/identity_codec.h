@@ -12,7 +12,7 @@
 //   - A computed (not copied) NaN is the positive quiet NaN without payload.
 //   - AVG of floats multiplies each kInput operand (the rank's own elements) by 1/n; kSum operands
 //     consist of such products. The product is rounded to the element type, so that every rank
-//     counts a contribution the same, its own or a peer's.
+//     counts a contribution the same, its own or a peer's. An average of finite elements is finite.
 //   - AVG of integers adds (modulo 2^bits) and divides, truncating toward zero, when the fold
 //     becomes kResult or kOutput.
 //   - With n = 1 AVG is SUM; the fold of one operand is a copy.

@@ -5,6 +5,7 @@
 // fp32 for narrow floats, which a fold rounds once.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "compress/identity_codec.h"
 #include "compress/kernels/convert.h"
@@ -50,6 +51,9 @@ void IdentityState::FoldNarrowTile(size_t offset, uint32_t count, std::span<cons
     const void* in[] = {sum32, part32};
     void* out[] = {sum32};
     reduce32({.in = in, .inputs = 2, .out = out, .outputs = 1, .count = count});
+  }
+  if (call_.op == ReduceOp::kAvg) {
+    SaturateTo(LargestOf(call_.type), std::numeric_limits<float>::max(), sum32, count);
   }
   FromFloat(call_.type, sum32, sum, count);
 }

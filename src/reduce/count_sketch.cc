@@ -23,7 +23,28 @@ struct CountSketchConfig {};
 
 // Sums of n integers below 2^62 / n fit 63 bits.
 constexpr int kGridBits = 62;
-constexpr uint32_t kInfinity = 0x7F800000u;
+
+// sum / divisor * 2^-shift, rounded once: what the quotient drops makes its last bit odd, which
+// lies below all that count in fp32.
+float RoundedOnce(int64_t sum, int divisor, int shift) {
+  using Wide = unsigned __int128;
+  constexpr int kEnough = 32, kMany = 60, kMantissa = 53;  // bits
+  const uint64_t magnitude = sum < 0 ? 0 - static_cast<uint64_t>(sum) : static_cast<uint64_t>(sum);
+  const auto by = static_cast<uint64_t>(divisor);
+  uint64_t quotient = magnitude / by, rest = magnitude % by;
+  int more = 0;
+  if (const int width = std::bit_width(quotient); rest != 0 && width < kEnough) {
+    more = kMany - width;
+    const Wide dividend = Wide{magnitude} << more;
+    quotient = static_cast<uint64_t>(dividend / by);
+    rest = static_cast<uint64_t>(dividend % by);
+  }
+  const int dropped = std::max(0, static_cast<int>(std::bit_width(quotient)) - kMantissa);
+  const uint64_t kept = quotient >> dropped;
+  const uint64_t odd = rest != 0 || kept << dropped != quotient ? 1 : 0;
+  const double value = std::ldexp(static_cast<double>(kept | odd), dropped - more - shift);
+  return static_cast<float>(sum < 0 ? -value : value);
+}
 
 class CountSketchState final : public ReducerState {
  public:
@@ -39,9 +60,9 @@ class CountSketchState final : public ReducerState {
       case kBitmaps: WriteBitmap(bitmaps_.MakeBitmap(out)); break;
       case kUnion: bitmaps_.MakeMerged(out)[0] = largest_; break;
       case kSketch:
-        if (finite() && dense()) {
+        if (all_finite() && dense()) {
           std::ranges::copy(codes_, ResizeFor<uint64_t>(out, codes_.size()).begin());
-        } else if (finite()) {
+        } else if (all_finite()) {
           const std::span<uint64_t> cells = ResizeFor<uint64_t>(out, sketch_.cells());
           std::fill(cells.begin(), cells.end(), uint64_t{0});
           sketch_.Add(codes_, cells);
@@ -63,7 +84,7 @@ class CountSketchState final : public ReducerState {
       case kBitmaps:
       case kUnion: return bitmaps_.Call(round);
       case kSketch:
-        if (finite()) {
+        if (all_finite()) {
           return {.type = DataType::kUint64, .count = dense() ? codes_.size() : sketch_.cells()};
         }
         return {.op = args().op, .count = support_.size()};
@@ -77,10 +98,10 @@ class CountSketchState final : public ReducerState {
       case kBitmaps: bitmaps_.Merge(reduced); break;
       case kUnion: return SetSupport(reduced);
       case kSketch:
-        if (finite() && dense()) {
+        if (all_finite() && dense()) {
           std::ranges::copy(ElementsOf<uint64_t>(reduced), codes_sum_.begin());
           WriteSums();
-        } else if (finite()) {
+        } else if (all_finite()) {
           const std::span<const uint64_t> sums = ElementsOf<uint64_t>(reduced);
           cells_.assign(sums.begin(), sums.end());
           sketch_.Peel(cells_, codes_sum_, &rest_);
@@ -105,17 +126,16 @@ class CountSketchState final : public ReducerState {
 
   size_t Ranks() const { return static_cast<size_t>(args().nranks); }
   // Else values travel as they are, and NaN and infinity stay where they are.
-  bool finite() const { return largest_ < kInfinity; }
+  bool all_finite() const { return largest_ < kInfinity; }
 
   // Then the integers travel without a sketch, which would not be smaller, and is slow.
   bool dense() const { return support_.size() > tensor().count() / 3; }
 
   void OnBegin() override {
     bitmaps_.Begin(args().nranks);
-    largest_ = 0;
+    largest_ = largest();
     rest_.clear();
     support_.clear();
-    for (const float value : open()) largest_ = std::max(largest_, MagnitudeOf(value));
   }
 
   void WriteBitmap(std::span<uint32_t> words) {
@@ -131,7 +151,7 @@ class CountSketchState final : public ReducerState {
     for (size_t rank = 0; rank < Ranks(); ++rank) {
       largest_ = std::max(largest_, bitmaps_.Extra(gathered, rank)[0]);
     }
-    if (finite()) SetCodes();
+    if (all_finite()) SetCodes();
     return Status::Ok();
   }
 
@@ -148,14 +168,11 @@ class CountSketchState final : public ReducerState {
     }
   }
 
-  // Rounds each sum once. The product with the factor is exact in fp64, where a sum of large
-  // elements does not overflow before it becomes an average.
   void WriteSums() {
-    const double factor = static_cast<double>(share());
+    const int divisor = args().op == ReduceOp::kAvg ? args().nranks : 1;
     const std::span<float> all = result();
     for (size_t i = 0; i < support_.size(); ++i) {
-      const auto sum = static_cast<float>(static_cast<int64_t>(codes_sum_[i]));
-      all[support_[i]] = static_cast<float>(std::ldexp(factor * static_cast<double>(sum), -shift_));
+      all[support_[i]] = RoundedOnce(static_cast<int64_t>(codes_sum_[i]), divisor, shift_);
     }
   }
 

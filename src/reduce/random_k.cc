@@ -26,9 +26,11 @@ class RandomKState final : public SharedPositionsState {
  public:
   RandomKState(std::string identity, const TensorDesc& desc, const RandomKConfig& config,
                RoundCodec codec)
-      : SharedPositionsState(
-            {.identity = std::move(identity), .tensor = desc, .residual = config.residual},
-            std::move(codec)),
+      : SharedPositionsState({.identity = std::move(identity),
+                              .tensor = desc,
+                              .residual = config.residual,
+                              .amplifies = config.unbiased},
+                             std::move(codec)),
         config_(config),
         blocks_({.elements = desc.count(), .size = config.block}) {}
 

@@ -64,6 +64,7 @@ class ReducerState {
     bool residual = false;
     float low_pass = 1;  // new residual = (1 - low_pass) * old + low_pass * error of the call
     std::vector<float> warm = {};  // at the start
+    bool amplifies = false;        // averages may be beyond the ranks' largest element
   };
   explicit ReducerState(Options options);
   virtual ~ReducerState() = default;
@@ -118,6 +119,10 @@ class ReducerState {
   // In the call: input + residual. The method subtracts what this rank contributes to the sum; what
   // stays is the error of the call.
   std::span<float> open() { return open_; }
+  // The largest magnitude (MagnitudeOf) of open() as Begin made it; NaN exceeds infinity.
+  uint32_t largest() const { return largest_; }
+  bool finite() const { return largest_ < kInfinity; }
+  static constexpr uint32_t kInfinity = 0x7F800000u;
   // In the last Consume, when it cannot fail any more: the result, zero at first. The method adds
   // the sum or the average. Of fp32 it is the output.
   std::span<float> result();
@@ -139,6 +144,7 @@ class ReducerState {
   Kept kept_, former_, pending_;
   std::byte* output_ = nullptr;
   std::vector<float> open_;
+  uint32_t largest_ = 0;
   std::vector<float> converted_;  // the result of other types than fp32
   std::span<float> result_;       // empty until it is asked for
   uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state

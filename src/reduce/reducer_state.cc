@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "compress/kernels/convert.h"
+#include "compress/kernels/qsgd_kernels.h"
 #include "reduce/reducer.h"
 
 namespace inccl {
@@ -83,14 +84,17 @@ void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std
   result_ = {};
   open_.resize(count);
   if (options_.tensor.type != DataType::kFloat32) converted_.resize(count);
+  largest_ = 0;
   for (uint64_t first = 0; first < count; first += kPiece) {
     const uint64_t end = std::min(count, first + kPiece);
     ToFloat(options_.tensor.type, input + first * SizeOf(options_.tensor.type),
             open_.data() + first, end - first);
-    if (!options_.residual) continue;
     float* const open = open_.data();
-    const float* const residual = kept_.residual.data();
-    for (uint64_t i = first; i < end; ++i) open[i] += OrZero(residual[i]);
+    if (options_.residual) {
+      const float* const residual = kept_.residual.data();
+      for (uint64_t i = first; i < end; ++i) open[i] += OrZero(residual[i]);
+    }
+    largest_ = std::max(largest_, qsgd::BestKernels().largest(open + first, end - first));
   }
   pending_.warm = kept_.warm;
   OnBegin();
@@ -112,6 +116,11 @@ std::span<float> ReducerState::result() {
 }
 
 void ReducerState::WriteResult() {
+  // Only rounding, the codec's or the type's, can bring an average of finite elements there.
+  if (args_.op == ReduceOp::kAvg && !options_.amplifies) {
+    SaturateTo(LargestOf(options_.tensor.type), std::numeric_limits<float>::max(), result().data(),
+               open_.size());
+  }
   FromFloat(options_.tensor.type, result().data(), output_, open_.size());
 }
 

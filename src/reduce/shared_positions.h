@@ -5,8 +5,10 @@
 #define INCCL_REDUCE_SHARED_POSITIONS_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -44,9 +46,15 @@ class SharedPositionsState : public ReducerState {
             .asks_errors = has_residual()};
   }
 
+  // What is not finite reaches all ranks at once: where no position holds it, the first value is
+  // NaN instead.
   Status ProduceValues(std::vector<std::byte>* out, float factor = 1) {
     const std::span<float> values = ResizeFor<float>(out, positions_.size());
     for (size_t i = 0; i < values.size(); ++i) values[i] = factor * open()[positions_[i]];
+    const auto is_finite = [](float value) { return std::isfinite(value); };
+    if (!finite() && !values.empty() && std::ranges::all_of(values, is_finite)) {
+      values[0] = std::numeric_limits<float>::quiet_NaN();
+    }
     return Status::Ok();
   }
 

@@ -151,6 +151,14 @@ class TopkState final : public ReducerState {
     return Status::Ok();
   }
 
+  // An average of finite elements is finite.
+  float Sum(float a, float b) const {
+    const float sum = a + b;
+    if (args().op != ReduceOp::kAvg || std::isfinite(sum)) return sum;
+    const bool rounded = std::isfinite(a) && std::isfinite(b);
+    return rounded ? std::copysign(std::numeric_limits<float>::max(), sum) : sum;
+  }
+
   void Add(size_t rank, std::span<const uint32_t> indices, std::span<const float> values) {
     const bool own = rank == static_cast<size_t>(args().rank);
     const float factor = share();
@@ -158,7 +166,7 @@ class TopkState final : public ReducerState {
     for (size_t i = 0; i < indices.size(); ++i) {
       const uint32_t index = indices[i];
       if (index == kNoIndex) continue;
-      sum[index] += factor * values[i];
+      sum[index] = Sum(sum[index], factor * values[i]);
       if (own) left[index] -= values[i];
     }
   }

@@ -372,8 +372,29 @@ TEST(ResidualCallTest, WrongArgumentsAreNamed) {
   float values[4] = {};
   ExpectError(ccl_residual_export(residual.get(), values, 3), "count: 3");
   ExpectError(ccl_residual_import(residual.get(), nullptr, 4), "values: NULL");
+  // What is not finite would never leave the residual, and spoil every later call.
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
+    const float good[4] = {1, 2, 3, 4}, spoiled[4] = {5, 6, bad, 8};
+    EXPECT_EQ(ccl_residual_import(residual.get(), good, 4), CCL_SUCCESS);
+    ExpectError(ccl_residual_import(residual.get(), spoiled, 4), "values: element 2 is ");
+    EXPECT_EQ(ccl_residual_export(residual.get(), values, 4), CCL_SUCCESS);
+    EXPECT_TRUE(std::equal(std::begin(good), std::end(good), values));
+  }
   ExpectError(ccl_residual_set_scale(residual.get(), std::numeric_limits<float>::infinity()),
               "scale");
+}
+
+TEST(ResidualCallTest, ImportsEndAtTheLargestOfTheStorage) {
+  const OwnedResidual residual = MakeResidual(2, CCL_BFLOAT16);
+  constexpr float kTop = std::numeric_limits<float>::max();
+  const float large[2] = {kTop, -kTop};
+  float values[2] = {};
+  EXPECT_EQ(ccl_residual_import(residual.get(), large, 2), CCL_SUCCESS);
+  EXPECT_EQ(ccl_residual_export(residual.get(), values, 2), CCL_SUCCESS);
+  EXPECT_EQ(values[0], 0x1.FEp127f);
+  EXPECT_EQ(values[1], -0x1.FEp127f);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ constexpr uint32_t kCount = 10000;  // several tiles, and no multiple of one
 
 using Bytes = std::vector<std::byte>;
 
-// Elements whose sums round but mostly neither overflow nor vanish, with NaN here and there.
+// Elements whose sums round but mostly neither overflow nor vanish, with NaN and the largest number
+// here and there.
 Bytes RandomElements(DataType type, uint64_t seed) {
   Rng rng(test::TestSeed() + seed);
   Bytes bytes(kCount * SizeOf(type));
@@ -29,7 +30,8 @@ Bytes RandomElements(DataType type, uint64_t seed) {
     const double value = (rng.Uniform() - 0.5) * 8;
     const auto value32 = static_cast<float>(value);
     if (IsFloat(type) && rng.Below(50) == 0) {
-      bits = test::QuietNan(type) | ((bits & 1) << (8 * SizeOf(type) - 1));
+      const uint64_t sign = (bits & 1) << (8 * SizeOf(type) - 1);
+      bits = ((bits & 2) != 0 ? test::QuietNan(type) : test::LargestCode(type)) | sign;
     } else if (type == DataType::kFloat64) {
       std::memcpy(&bits, &value, sizeof(value));
     } else if (type == DataType::kFloat32) {

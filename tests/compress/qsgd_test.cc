@@ -4,13 +4,16 @@
 // magnitude, exact sums with room for all ranks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
 #include "compress/codec_world.h"
 #include "compress/hbi_driver.h"
+#include "compress/kernels/convert.h"
 #include "compress/qsgd/qsgd_config.h"
 #include "support/seed.h"
 
@@ -117,6 +120,55 @@ TEST(Qsgd, LargestSumsAreExact) {
   };
   EXPECT_TRUE(supports(16384));
   EXPECT_FALSE(supports(16385));
+}
+
+// A sum that only its own rounding makes too large for the type is the largest number, in fp64 the
+// sum; what no rounding explains is infinite.
+TEST(Qsgd, RoundingMakesNoInfinity) {
+  const auto sums = [](DataType type, double lone, double each) {
+    constexpr size_t kCount = 64;
+    CodecWorld world(*MakeCodec("qsgd:q=8"), 2);
+    std::vector<std::vector<std::byte>> in, out;
+    std::vector<CodecBuffers> buffers;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      std::vector<float> x(kCount, static_cast<float>(each));
+      x[0] = rank == 0 ? static_cast<float>(lone) : 0;
+      in.emplace_back(kCount * SizeOf(type));
+      FromFloat(type, x.data(), in[rank].data(), kCount);
+      out.emplace_back(kCount * SizeOf(type));
+    }
+    for (size_t rank = 0; rank < 2; ++rank) buffers.push_back({in[rank].data(), out[rank].data()});
+    world.Run({.type = type, .nranks = 2, .count = kCount}, Algorithm::kTwoShot, buffers);
+    std::vector<double> result(kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      if (type == DataType::kFloat64) {
+        std::memcpy(&result[i], out[0].data() + i * sizeof(double), sizeof(double));
+      } else {
+        float x = 0;
+        ToFloat(type, out[0].data() + i * SizeOf(type), &x, 1);
+        result[i] = static_cast<double>(x);
+      }
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      if (!std::isfinite(result[i])) continue;
+      const auto exact = i == 0 ? static_cast<double>(static_cast<float>(lone))
+                                : 2 * static_cast<double>(static_cast<float>(each));
+      EXPECT_LE(std::fabs(result[i] - exact), world.stats(0).error_bound) << "element " << i;
+    }
+    return result;
+  };
+  const auto infinite = [](const std::vector<double>& x) {
+    return std::count_if(x.begin(), x.end(), [](double value) { return std::isinf(value); });
+  };
+  constexpr double kTop = 0x1.FFFFFEp127;
+  for (const double sign : {1.0, -1.0}) {
+    EXPECT_EQ(infinite(sums(DataType::kFloat16, sign * 32768, sign * 32750)), 0);
+    EXPECT_EQ(infinite(sums(DataType::kFloat32, sign * 1.7014e38, sign * 1.7014e38)), 0);
+    EXPECT_EQ(infinite(sums(DataType::kFloat32, sign * 1.71e38, sign * 1.7e38)), 0);
+    EXPECT_EQ(infinite(sums(DataType::kFloat64, sign * kTop, sign * kTop)), 0);
+    EXPECT_EQ(infinite(sums(DataType::kFloat16, sign * 40000, sign * 40000)), 63);
+    EXPECT_EQ(infinite(sums(DataType::kFloat32, sign * kTop, sign * kTop)), 63);
+  }
 }
 
 // Each window has its own scale.

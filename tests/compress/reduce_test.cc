@@ -36,7 +36,9 @@ uint64_t AnyElement(DataType type, Rng* rng, bool ordinary) {
   if (!IsFloat(type)) return kind == 1 ? ((bits & 3) - 2) & mask : bits & mask & 0xFF;
   const uint64_t nan = test::QuietNan(type);
   if (kind == 1) {
-    const uint64_t specials[] = {0, 1, nan, nan - 1, nan + 1, nan & ~((mask >> 1) >> 9), 3};
+    const uint64_t largest = test::LargestCode(type);
+    const uint64_t specials[] = {
+        0, 1, nan, nan - 1, nan + 1, nan & ~((mask >> 1) >> 9), 3, largest, largest, largest - 1};
     return (specials[rng->Below(std::size(specials))] & (mask >> 1)) | sign;
   }
   const double value = (rng->Uniform() - 0.5) * 8;
@@ -205,6 +207,62 @@ TEST_P(Reduce, MostInputsAndOutputs) {
       const test::ScopedTarget scoped(target);
       RunAndCheck(problem, Longest(Type()), kMaxReduceOutputs, 1, 3, 0);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+double Value(DataType type, const void* data) {
+  const uint64_t bits = test::LoadBits(type, data, 0);
+  if (type == DataType::kFloat64) return std::bit_cast<double>(bits);
+  if (type == DataType::kFloat32) {
+    return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  }
+  return test::NarrowValue(type, static_cast<uint32_t>(bits));
+}
+
+// Of equal elements, the largest ones, whatever the order: in one fold, along a ring, and in two
+// halves. Products and sums round up for some numbers of ranks.
+TEST_P(Reduce, AveragesOfTheLargestElementAreFinite) {
+  if (!IsFloat(Type())) return;
+  const uint64_t largest = test::LargestCode(Type());
+  const ReduceFn average = FindReduce(Type(), ReduceOp::kAvg);
+  for (const int n : {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 37, 63, 64}) {
+    const double scale =
+        Type() == DataType::kFloat64 ? 1.0 / n : static_cast<double>(1.0f / static_cast<float>(n));
+    uint64_t element = 0;
+    test::StoreBits(Type(), &element, 0, largest);
+    const auto fold = [&](std::vector<const void*> in, uint64_t scaled) {
+      uint64_t sum = 0;
+      void* const out = &sum;
+      average({.in = in.data(),
+               .inputs = static_cast<int>(in.size()),
+               .out = &out,
+               .outputs = 1,
+               .count = 1,
+               .scaled = scaled,
+               .scale = scale});
+      return sum;
+    };
+    const auto of_ranks = [&](int ranks) {
+      return fold(std::vector<const void*>(static_cast<size_t>(ranks), &element), ~uint64_t{0});
+    };
+    uint64_t ring = of_ranks(1);
+    for (int rank = 1; rank < n; ++rank) ring = fold({&ring, &element}, 2);
+    const uint64_t first = of_ranks(n / 2), second = of_ranks(n - n / 2);
+    const uint64_t all = of_ranks(n), halves = fold({&first, &second}, 0);
+    const double top = Value(Type(), &element);
+    // Each product and each sum is rounded, so a ring of n is off by n roundings at most.
+    const double unit = (top -
+                         [&] {
+                           uint64_t below = 0;
+                           test::StoreBits(Type(), &below, 0, largest - 1);
+                           return Value(Type(), &below);
+                         }()) /
+                        top;
+    for (const uint64_t result : {all, ring, halves}) {
+      const double average_value = Value(Type(), &result);
+      EXPECT_LE(average_value, top) << n;
+      EXPECT_GE(average_value, top * (1 - 2 * n * unit)) << n;
     }
   }
 }

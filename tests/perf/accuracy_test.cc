@@ -20,6 +20,7 @@
 #include "perf/accuracy/plot.h"
 #include "perf/accuracy/reference_table.h"
 #include "perf/accuracy/way.h"
+#include "perf/support/npy.h"
 #include "tools/run_program.h"
 
 namespace inccl::tools {
@@ -280,11 +281,40 @@ TEST(Program, ScalesInputsAndNamesTheWorstLayer) {
   std::filesystem::remove(path);
 }
 
+// Of such data every row would be NaN, or an error of 0.
+TEST(Program, RefusesDataThatIsNotFinite) {
+  const std::string path = ::testing::TempDir() + "accuracy_test_bad.npy";
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    const std::vector<float> values = {1, 2, 3, 4, 5, bad};
+    const uint64_t shape[] = {2, 3};
+    ASSERT_TRUE(perf::WriteNpy(path, values, shape).ok());
+    const ProgramResult run = RunProgram(kProgram, "--ranks 2 --data " + path);
+    EXPECT_EQ(run.status, 1);
+    EXPECT_NE(run.err.find(path + ": element 2 of rank 1 is "), std::string::npos) << run.err;
+    EXPECT_EQ(Count(run.out, "bf16"), 0u) << run.out;
+  }
+  std::filesystem::remove(path);
+}
+
 TEST(Program, RefusesBadInput) {
   const ProgramResult absent = RunProgram(kProgram, "--data /no/such.npy --ranks 2");
   EXPECT_EQ(absent.status, 1);
   EXPECT_NE(absent.err.find("/no/such.npy"), std::string::npos);
   EXPECT_EQ(RunProgram(kProgram, "--ranks 65").status, 2);
+  for (const char* scale : {"nan", "inf", "-inf", "0"}) {
+    const ProgramResult run = RunProgram(kProgram, std::string("--data normal --scale ") + scale);
+    EXPECT_EQ(run.status, 2) << scale;
+    EXPECT_NE(run.err.find("--scale"), std::string::npos) << run.err;
+    EXPECT_EQ(run.out, "");
+  }
+  for (const char* scale : {"1e38", "1e-44"}) {
+    const ProgramResult run =
+        RunProgram(kProgram, std::string("--data normal --ranks 2 --count 1000 --scale ") + scale);
+    EXPECT_EQ(run.status, 1) << scale;
+    EXPECT_NE(run.err.find("--scale"), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find("of rank 0"), std::string::npos) << run.err;
+  }
   EXPECT_EQ(
       RunProgram(kProgram, "--data normal --ranks 2 --count 256 --plot /no/such/dir.svg").status,
       1);

@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstring>
+#include <limits>
+#include <sstream>
 
+#include "base/rng.h"
 #include "reduce/call_world.h"
 #include "support/seed.h"
 
@@ -144,6 +148,102 @@ TEST(ReducedCallsTest, EmptyTinyAndZeroTensors) {
         }
       }
     });
+  }
+}
+
+// Every method, with each of its ways to select.
+constexpr const char* kMethods[] = {
+    "clt_k:k=0.01",
+    "clt_k:k=0.01,residual=0|hbi:bits=6",
+    "count_sketch",
+    "powersgd:rank=2",
+    "powersgd:rank=2,residual=0|qsgd:q=8",
+    "powersgd:rank=1024|bf16",
+    "random_k:k=0.01",
+    "random_k:block=16,k=0.01|fp8",
+    "random_k:k=0.01,unbiased=1|onebit",
+    "topk:k=0.01",
+    "topk:k=0.01,residual=0|mxfp8",
+    "topk:k=0.01,select=sampled|dither",
+    "topk:k=0.01,select=sidco|hbi:bits=4",
+    "topk:block=16,k=0.01",
+    "topk:block=16,k=0.01,select=sampled|fp16",
+    "topk:block=16,k=0.01,select=sidco|lossless",
+};
+
+TEST(ReducedCallsTest, TheMethodsAboveAreAll) {
+  ccl_reducer_t reducer = nullptr;
+  EXPECT_EQ(ccl_reducer_create(&reducer, "nothing"), CCL_INVALID_ARGUMENT);
+  const std::string message = ccl_get_last_error(nullptr);
+  const size_t list = message.find("there are ");
+  ASSERT_NE(list, std::string::npos) << message;
+  std::istringstream names(message.substr(list + std::strlen("there are ")));
+  for (std::string name; std::getline(names >> std::ws, name, ',');) {
+    const auto has = [&](const std::string& spec) {
+      return spec.substr(0, spec.find_first_of(":|")) == name;
+    };
+    EXPECT_TRUE(std::any_of(std::begin(kMethods), std::end(kMethods), has)) << name;
+  }
+}
+
+// One element of one rank that is not finite is seen by every rank in the same step, wherever it
+// is, so that all of them can drop the step; it leaves nothing behind.
+TEST(ReducedCallsTest, WhatIsNotFiniteReachesEveryRankAtOnce) {
+  constexpr size_t kRows = 40, kCols = 50, kCount = kRows * kCols;
+  constexpr int kRanks = 3;
+  constexpr float kBad[] = {std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()};
+  for (const char* spec : kMethods) {
+    RunThreads(kRanks, [&](int rank, ccl_comm_t comm) {
+      const OwnedState state = MakeState(spec, kRows, kCols);
+      Rng rng(TestSeed());  // the same on all ranks
+      for (int step = 0; step < 12; ++step) {
+        std::vector<float> x = NormalInputs(kRanks, kCount, rng.Next())[static_cast<size_t>(rank)];
+        const size_t at = rng.Below(kCount);
+        const auto who = static_cast<int>(rng.Below(kRanks));
+        const float bad = kBad[rng.Below(3)];
+        const bool spoiled = step % 2 == 0;
+        if (spoiled && rank == who) x[at] = bad;
+        CHECK_OK(ccl_allreduce_reduced(x.data(), x.data(), state.get(), CCL_AVG, nullptr, comm,
+                                       nullptr));
+        const bool all = std::all_of(x.begin(), x.end(), [](float v) { return std::isfinite(v); });
+        EXPECT_EQ(all, !spoiled) << spec << ": rank " << rank << " step " << step << ": " << bad
+                                 << " at " << at << " of rank " << who;
+        for (const float value : ResidualOf(state)) ASSERT_TRUE(std::isfinite(value)) << spec;
+      }
+    });
+  }
+}
+
+// Averages of values that the type holds are values of the type.
+TEST(ReducedCallsTest, AveragesOfTheLargestAreFinite) {
+  constexpr size_t kCount = 64;
+  const uint16_t largest[] = {0x7BFF, 0x7F7F};  // of fp16 and bf16
+  for (const char* spec : {"topk:k=1", "topk:k=1|bf16", "topk:block=16,k=1|bf16", "random_k:k=1",
+                           "random_k:k=1|bf16", "clt_k:k=1", "clt_k:k=1|fp16", "count_sketch"}) {
+    for (const int n : {2, 3, 5, 6, 7}) {
+      RunThreads(n, [&](int rank, ccl_comm_t comm) {
+        for (const bool half : {true, false}) {
+          if (!half && std::string(spec).find("fp16") != std::string::npos) continue;
+          const OwnedState state = MakeState(spec, kCount, 1, half ? CCL_FLOAT16 : CCL_BFLOAT16);
+          std::vector<uint16_t> x(kCount, largest[half ? 0 : 1]);
+          CHECK_OK(ccl_allreduce_reduced(x.data(), x.data(), state.get(), CCL_AVG, nullptr, comm,
+                                         nullptr));
+          for (const uint16_t code : x) {
+            ASSERT_LE(code, largest[half ? 0 : 1]) << spec << " rank " << rank << " of " << n;
+            ASSERT_GT(code, largest[half ? 0 : 1] - 16) << spec << " rank " << rank << " of " << n;
+          }
+        }
+        const OwnedState state = MakeState(spec, kCount, 1);
+        const bool narrow = std::string(spec).find('|') != std::string::npos;
+        const float top = narrow ? 65504.0f : std::numeric_limits<float>::max();
+        std::vector<float> x(kCount, top);
+        CHECK_OK(ccl_allreduce_reduced(x.data(), x.data(), state.get(), CCL_AVG, nullptr, comm,
+                                       nullptr));
+        for (const float value : x) ASSERT_TRUE(std::isfinite(value)) << spec << " of " << n;
+      });
+    }
   }
 }
 

@@ -76,10 +76,10 @@ Vectors SparseInputs(int n, size_t count, double density, std::mt19937_64* engin
 TEST(CountSketchTest, IsTheExactSumOfSparseTensors) {
   std::mt19937_64 engine(TestSeed());
   size_t second_rounds = 0;
-  for (const int n : {1, 2, 3, 8}) {
+  for (const int n : {1, 2, 3, 7, 8}) {
     for (const size_t count : {size_t{0}, size_t{1}, size_t{31}, size_t{100}, size_t{20000}}) {
       for (const double density : {0.0, 0.001, 0.01, 0.3, 1.0}) {
-        for (int trial = 0; trial < 5; ++trial) {
+        for (int trial = 0; trial < 3; ++trial) {
           const Vectors inputs = SparseInputs(n, count, density, &engine);
           std::vector<float> sum(count);
           for (const std::vector<float>& input : inputs) {
@@ -88,11 +88,9 @@ TEST(CountSketchTest, IsTheExactSumOfSparseTensors) {
           LocalRanks ranks("count_sketch", n, count, 1);
           ASSERT_EQ(ranks.Run(inputs, ReduceOp::kSum, engine())[0], sum);
           second_rounds += ranks.sent().size() == 4 ? 1 : 0;
-          if (n == 2 || n == 8) {
-            std::vector<float> mean = sum;
-            for (float& value : mean) value /= static_cast<float>(n);
-            ASSERT_EQ(ranks.Run(inputs, ReduceOp::kAvg)[0], mean);
-          }
+          std::vector<float> mean = sum;
+          for (float& value : mean) value /= static_cast<float>(n);  // the only rounding
+          ASSERT_EQ(ranks.Run(inputs, ReduceOp::kAvg)[0], mean);
         }
       }
     }

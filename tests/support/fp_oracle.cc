@@ -131,6 +131,8 @@ uint64_t ElementBits(DataType type, double value) {
   return NarrowCode(type, value);
 }
 
+double LargestValue(DataType type) { return ElementValue(type, FirstSpecial(FieldsOf(type)) - 1); }
+
 uint64_t FoldFloat(DataType type, ReduceOp op, const std::vector<FoldOperand>& operands,
                    int nranks) {
   const bool wide = type == DataType::kFloat64;
@@ -143,19 +145,30 @@ uint64_t FoldFloat(DataType type, ReduceOp op, const std::vector<FoldOperand>& o
     const double product = wide ? value * scale : AsFloat(value * scale);
     return std::isnan(product) ? product : ElementValue(type, ElementBits(type, product));
   };
+  // In an average, what rounds beyond the largest number of a type is that number.
+  const auto bounded = [](DataType by, double exact) {
+    const double most = LargestValue(by);
+    return std::fabs(exact) > most ? std::copysign(most, exact) : exact;
+  };
   double value = operand(0);
   for (size_t i = 1; i < operands.size(); ++i) {
     const double next = operand(i);
     switch (op) {
       case ReduceOp::kSum:
-      case ReduceOp::kPreMulSum:
-      case ReduceOp::kAvg: value = value + next; break;
+      case ReduceOp::kPreMulSum: value = value + next; break;
+      case ReduceOp::kAvg: {
+        const bool numbers = std::isfinite(value) && std::isfinite(next);
+        value = value + next;
+        if (numbers) value = bounded(wide ? type : DataType::kFloat32, value);
+        break;
+      }
       case ReduceOp::kProd: value = value * next; break;
       case ReduceOp::kMax: value = Maximum(value, next); break;
       case ReduceOp::kMin: value = -Maximum(-value, -next); break;
     }
     if (!wide) value = AsFloat(value);
   }
+  if (op == ReduceOp::kAvg && std::isfinite(value)) value = bounded(type, value);
   return std::isnan(value) ? QuietNan(type) : ElementBits(type, value);
 }
 
@@ -194,6 +207,8 @@ uint64_t QuietNan(DataType type) {
   if (SizeOf(type) == 1) return SignBit(f) - 1;
   return Infinity(f) | (uint64_t{1} << (f.mantissa_bits - 1));
 }
+
+uint64_t LargestCode(DataType type) { return FirstSpecial(FieldsOf(type)) - 1; }
 
 bool IsNanCode(DataType type, uint64_t code) {
   const Fields f = FieldsOf(type);

@@ -21,9 +21,10 @@ double NarrowValue(DataType type, uint32_t code);
 // has value's sign; which one is not part of the definition.
 uint32_t NarrowCode(DataType type, double value);
 
-// The code of the quiet NaN without sign and payload, in any floating-point type, and whether a
-// code is NaN.
+// The code of the quiet NaN without sign and payload, in any floating-point type; the code of the
+// largest number; whether a code is NaN.
 uint64_t QuietNan(DataType type);
+uint64_t LargestCode(DataType type);
 bool IsNanCode(DataType type, uint64_t code);
 
 // One operand of a fold: an element's bits, zero-extended, whether AVG or PREMULSUM scales it, and
@@ -34,8 +35,9 @@ struct FoldOperand {
   uint64_t factor = 0;
 };
 
-// ((a op b) op c)... of one element, as identity_codec.h defines it, for nranks ranks. `divide`:
-// AVG of integers divides. All operands are folded (a single one is not a copy).
+// ((a op b) op c)... of one element, as identity_codec.h defines it, for nranks ranks: sums of an
+// average that round beyond the largest number become that number. `divide`: AVG of integers
+// divides. All operands are folded (a single one is not a copy).
 uint64_t FoldElement(DataType type, ReduceOp op, const std::vector<FoldOperand>& operands,
                      int nranks, bool divide);
 

@@ -31,7 +31,9 @@ uint64_t AnyElement(DataType type, Rng* rng, bool ordinary) {
   if (!IsFloat(type)) return kind == 1 ? ((bits & 3) - 2) & mask : bits & 0xFF;
   if (kind == 1) {  // around zero, infinity and NaN
     const uint64_t nan = QuietNan(type);
-    const uint64_t specials[] = {0, 1, 3, nan, nan - 1, nan + 1, nan & ~(mask >> 10)};
+    const uint64_t largest = LargestCode(type);
+    const uint64_t specials[] = {
+        0, 1, 3, nan, nan - 1, nan + 1, nan & ~(mask >> 10), largest, largest, largest - 1};
     return (specials[rng->Below(std::size(specials))] & (mask >> 1)) | sign;
   }
   const auto value = static_cast<float>((rng->Uniform() - 0.5) * 8);

@@ -170,7 +170,11 @@ std::vector<float> QsgdVector::Result() const {
     if (options_.average) unit /= n;
     double sum = 0;
     for (const std::vector<uint32_t>& codes : codes_) sum += codes[element] - levels;
-    result[element] = static_cast<float>(unit * sum);
+    // A sum is off by less than a unit for each code.
+    const double value = unit * sum, top = std::numeric_limits<float>::max();
+    const bool fits = std::fabs(value) - unit * n <= top;
+    result[element] =
+        static_cast<float>(std::fabs(value) > top && fits ? std::copysign(top, value) : value);
   }
   return result;
 }

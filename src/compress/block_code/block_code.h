@@ -53,6 +53,9 @@ class BlockCode {
                        float* sum) const = 0;
 };
 
+// What Codec::Bound says: a contribution and then the total are encoded once, on any path.
+double RelativeError(const BlockCode& code, Collective collective, int nranks);
+
 // Bytes of the code of any number of elements, or the most.
 uint64_t RangeBytes(const BlockCode& code, uint64_t count);
 

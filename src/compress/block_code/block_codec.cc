@@ -21,13 +21,10 @@ class BlockCodec final : public Codec {
   uint64_t window_elements() const override { return 0; }
   uint32_t UncountedBytes() const override { return sizeof(ListEntry); }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
-  // A contribution and then the total are encoded once, on any path.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
-    const double rounding = std::pow(1 + 0x1p-23, nranks + 2);
-    const double one = code_->unit(), total = std::min(1 + one, code_->reach()) * one;
     *bits = code_->bits();
-    *relative_error = (1 + one + (collective == Collective::kAllReduce ? total : 0)) * rounding - 1;
+    *relative_error = RelativeError(*code_, collective, nranks);
   }
   bool needs_residual() const override { return code_->needs_residual(); }
   std::unique_ptr<CodecState> NewState() const override { return NewBlockState(code_); }
@@ -48,6 +45,12 @@ uint32_t BlockCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) con
 }
 
 }  // namespace
+
+double RelativeError(const BlockCode& code, Collective collective, int nranks) {
+  const double rounding = std::pow(1 + 0x1p-23, nranks + 2);
+  const double one = code.unit(), total = std::min(1 + one, code.reach()) * one;
+  return (1 + one + (collective == Collective::kAllReduce ? total : 0)) * rounding - 1;
+}
 
 uint64_t RangeBytes(const BlockCode& code, uint64_t count) {
   const auto tail = static_cast<uint32_t>(count % kSuperblock);

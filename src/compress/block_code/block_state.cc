@@ -18,6 +18,8 @@
 namespace inccl {
 namespace {
 
+constexpr float kTop = std::numeric_limits<float>::max();
+
 // A code that is read superblock by superblock.
 struct Piece {
   uint32_t rank = 0;
@@ -63,6 +65,8 @@ class BlockState final : public CheckedState {
   }
   // Elements of a superblock as floats, times the factor of an average: in place or in x.
   const float* Load(const std::byte* elements, uint32_t at, uint32_t count, float* x) const;
+  // Writes a superblock of the result; `x` may change, and may be where it goes.
+  void Store(float* x, uint32_t count, std::byte* to) const;
   uint64_t EncodeElements(const Range& range, const std::byte* elements, std::byte* out) const;
   // Collects the inputs' codes in the order of ranks, and the inputs of fp32 elements.
   Status Gather(const Range& range, std::span<const Term> inputs);
@@ -80,6 +84,7 @@ class BlockState final : public CheckedState {
   std::shared_ptr<const BlockCode> code_;
   ReduceFn add_;
   float scale_ = 1;
+  float reach_ = 0;  // what may become the largest number of the type
   // Of the current Fold.
   std::vector<Piece> pieces_;
   std::vector<const Term*> floats_;
@@ -94,6 +99,9 @@ Status BlockState::OnBegin() {
   const CollectiveArgs& c = call();
   const bool averages = Reduces(c.collective) && c.op == ReduceOp::kAvg;
   scale_ = averages ? 1.0f / static_cast<float>(c.nranks) : 1.0f;
+  const double reach =
+      (1 + RelativeError(*code_, c.collective, c.nranks)) * static_cast<double>(LargestOf(c.type));
+  reach_ = static_cast<float>(std::min<double>(reach, kTop));
   return CheckFloatCall(code_->name(), c.collective, c.type, c.op, c.nranks);
 }
 
@@ -134,6 +142,11 @@ const float* BlockState::Load(const std::byte* elements, uint32_t at, uint32_t c
   }
   std::fill(x + count, x + kSuperblock, 0.0f);
   return x;
+}
+
+void BlockState::Store(float* x, uint32_t count, std::byte* to) const {
+  SaturateTo(LargestOf(call().type), reach_, x, count);
+  FromFloat(call().type, x, to, count);
 }
 
 uint64_t BlockState::EncodeElements(const Range& range, const std::byte* elements,
@@ -254,6 +267,10 @@ Status BlockState::SumOf(const Range& range, uint32_t at, uint32_t count, float*
     if (Status status = Read(range, count, first, &piece, sum); !status.ok()) return status;
     first = false;
   }
+  // Codes have no infinity, and what is not finite makes NaN. An average of numbers is a number.
+  if (scale_ != 1.0f) {
+    for (uint32_t i = 0; i < count; ++i) sum[i] = std::clamp(sum[i], -kTop, kTop);
+  }
   std::fill(sum + count, sum + kSuperblock, 0.0f);
   return Status::Ok();
 }
@@ -285,9 +302,7 @@ Status BlockState::AddUp(const Range& range, bool encoded, std::byte* elements,
         std::copy_n(sent, count, sum);
       }
     }
-    if (elements != nullptr) {
-      FromFloat(call().type, sum, elements + at * SizeOf(call().type), count);
-    }
+    if (elements != nullptr) Store(sum, count, elements + at * SizeOf(call().type));
     return Status::Ok();
   });
   for (const Piece& piece : pieces_) {
@@ -330,7 +345,7 @@ Status BlockState::DecodeResult(const Range& range, const Term& payload, std::by
     const bool in_place = type == DataType::kFloat32 && count == kSuperblock;
     float* const values = in_place ? reinterpret_cast<float*>(to) : y;
     Status s = Read(range, count, true, &piece, values);
-    if (s.ok() && !in_place) FromFloat(type, y, to, count);
+    if (s.ok()) Store(values, count, to);
     return s;
   });
   return status.ok() ? CheckEnd(range, piece) : status;

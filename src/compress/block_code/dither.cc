@@ -63,6 +63,12 @@ class DitherCode final : public BlockCode {
     return Blocks(count) * static_cast<uint32_t>(sizeof(float));
   }
   void Norms(const float* x, uint32_t blocks, float* norms) const;
+  // The value of level 1 of linear ones. The largest level is finite if the norm is.
+  float UnitOf(float norm) const {
+    const auto levels = static_cast<float>(levels_.count);
+    const float unit = norm / levels;
+    return std::isinf(unit * levels) && std::isfinite(norm) ? std::nextafter(unit, 0.0f) : unit;
+  }
   // Writes places and codes that are not zero; 0 if that would not be shorter than all codes.
   uint32_t EncodeSparse(const uint8_t* codes, uint32_t count, std::byte* out) const;
   // Reads codes of any form; returns their bytes, or 0 if these are none.
@@ -209,7 +215,7 @@ uint32_t DitherCode::Add(const std::byte* in, uint64_t left, uint32_t count, boo
   uint32_t poisoned = 0;  // one bit per block
   for (uint32_t b = 0; b < blocks; ++b) {
     if (!std::isfinite(units[b])) poisoned |= 1u << b;
-    if (!o_.powers) units[b] /= static_cast<float>(levels_.count);
+    if (!o_.powers) units[b] = UnitOf(units[b]);
   }
   const uint32_t largest = dither::BestKernels().add(codes, levels_, units, o_.block, first, sum);
   FillPoisoned(poisoned, o_.block, sum);

@@ -177,7 +177,8 @@ class ReduceUnits {
       for (Value& sum : sums) sum = reduction.Divided(sum);
     }
     for (uint32_t i = 0; i < kValues; ++i) {
-      Access::Set(&now[i / Access::kCodes], i % Access::kCodes, Element::Encode(sums[i]));
+      Access::Set(&now[i / Access::kCodes], i % Access::kCodes,
+                  Element::Encode(reduction.Final(sums[i])));
     }
     Store(now);
   }

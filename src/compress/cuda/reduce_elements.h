@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "base/host_device.h"
@@ -41,6 +42,7 @@ INCCL_HOST_DEVICE inline uint16_t FloatToHalf(float value) {
 struct ReducedFloat64 {
   using Code = uint64_t;
   using Value = double;
+  static constexpr double kLargest = std::numeric_limits<double>::max();
   static constexpr double Decode(uint64_t code) { return std::bit_cast<double>(code); }
   static constexpr uint64_t Encode(double value) {
     return value != value ? 0x7FF8000000000000u : std::bit_cast<uint64_t>(value);
@@ -50,6 +52,7 @@ struct ReducedFloat64 {
 struct ReducedFloat32 {
   using Code = uint32_t;
   using Value = float;
+  static constexpr float kLargest = std::numeric_limits<float>::max();
   static constexpr float Decode(uint32_t code) { return std::bit_cast<float>(code); }
   static constexpr uint32_t Encode(float value) {
     return value != value ? 0x7FC00000u : std::bit_cast<uint32_t>(value);
@@ -59,6 +62,7 @@ struct ReducedFloat32 {
 struct ReducedBfloat16 {
   using Code = uint16_t;
   using Value = float;
+  static constexpr float kLargest = Bf16::Decode(0x7F7F);
   static constexpr float Decode(uint16_t code) { return Bf16::Decode(code); }
   // Bf16::Encode without branches, at which lanes would diverge.
   static constexpr uint16_t Encode(float value) {
@@ -71,6 +75,7 @@ struct ReducedBfloat16 {
 struct ReducedFloat16 {
   using Code = uint16_t;
   using Value = float;
+  static constexpr float kLargest = Fp16::Largest();
   INCCL_HOST_DEVICE static float Decode(uint16_t code) { return HalfToFloat(code); }
   INCCL_HOST_DEVICE static uint16_t Encode(float value) {
     return value != value ? uint16_t{0x7E00} : FloatToHalf(value);
@@ -98,6 +103,7 @@ constexpr uint8_t EncodeSmall(float value) {
 struct ReducedFloat8E5M2 {
   using Code = uint8_t;
   using Value = float;
+  static constexpr float kLargest = Fp8E5m2::Largest();
   INCCL_HOST_DEVICE static float Decode(uint8_t code) {
     return HalfToFloat(static_cast<uint16_t>(code << 8));
   }
@@ -109,6 +115,7 @@ struct ReducedFloat8E5M2 {
 struct ReducedFloat8E4M3 {
   using Code = uint8_t;
   using Value = float;
+  static constexpr float kLargest = Fp8E4m3::Largest();
   INCCL_HOST_DEVICE static float Decode(uint8_t code) {
     const uint32_t magnitude = code & 0x7Fu, sign = code & 0x80u;
     const float value = HalfToFloat(static_cast<uint16_t>(sign << 8 | magnitude << 7)) * 256.0f;
@@ -179,9 +186,20 @@ class Reduction {
       case ReduceOp::kProd:
         for (uint32_t i = 0; i < kValues; ++i) sums[i] *= x[i];
         break;
+      case ReduceOp::kAvg:
+        for (uint32_t i = 0; i < kValues; ++i) sums[i] = Bounded(sums[i], x[i]);
+        break;
       default:
         for (uint32_t i = 0; i < kValues; ++i) sums[i] += x[i];
     }
+  }
+
+  // In an average of floats, numbers beyond the type's largest one become that one.
+  INCCL_HOST_DEVICE Value Final(Value sum) const {
+    if constexpr (kFloat) {
+      if (op_ == ReduceOp::kAvg && IsNumber(sum)) return Limited(sum, Element::kLargest);
+    }
+    return sum;
   }
 
   INCCL_HOST_DEVICE bool divides() const { return divisor_ != 1; }
@@ -201,6 +219,21 @@ class Reduction {
   }
 
  private:
+  static constexpr bool IsNumber(Value x) {
+    constexpr Value kTop = std::numeric_limits<Value>::max();
+    return x <= kTop && x >= -kTop;
+  }
+  static constexpr Value Limited(Value x, Value top) { return x > top ? top : x < -top ? -top : x; }
+  // The sum of two terms of an average: that of numbers is a number.
+  INCCL_HOST_DEVICE Value Bounded(Value a, Value b) const {
+    if constexpr (kFloat) {
+      const Value sum = a + b;
+      const bool numbers = IsNumber(a) && IsNumber(b);
+      return numbers ? Limited(sum, std::numeric_limits<Value>::max()) : sum;
+    } else {
+      return a + b;
+    }
+  }
   // A NaN in `a` stays, a NaN in `b` is taken. Equal numbers differ only in the sign of zeros.
   INCCL_HOST_DEVICE Value Larger(Value a, Value b) const {
     if constexpr (kFloat) {

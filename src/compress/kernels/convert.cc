@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/kernels/convert.h"
 
+#include <bit>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/convert.cc"
@@ -85,6 +88,16 @@ void FromFloatTarget(DataType type, const float* in, void* out, size_t n) {
   }
 }
 
+// A plain loop, which the compiler vectorizes: in integers, whose order is that of magnitudes.
+void SaturateTarget(float largest, float reach, float* x, size_t n) {
+  const auto top = std::bit_cast<int32_t>(largest), end = std::bit_cast<int32_t>(reach);
+  for (size_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<int32_t>(x[i]);
+    const int32_t magnitude = bits & 0x7FFFFFFF, saturated = top | (bits & ~0x7FFFFFFF);
+    x[i] = std::bit_cast<float>(magnitude > top && magnitude <= end ? saturated : bits);
+  }
+}
+
 void RoundToTarget(DataType type, float* x, size_t n) {
   type == DataType::kFloat16 ? RoundArray<NarrowElement<Fp16>>(x, n)
                              : RoundArray<NarrowElement<Bf16>>(x, n);
@@ -100,6 +113,7 @@ namespace inccl {
 HWY_EXPORT(ToFloatTarget);
 HWY_EXPORT(FromFloatTarget);
 HWY_EXPORT(RoundToTarget);
+HWY_EXPORT(SaturateTarget);
 
 void ToFloat(DataType type, const void* in, float* out, size_t n) {
   if (n == 0) return;
@@ -120,6 +134,20 @@ void FromFloat(DataType type, const float* in, void* out, size_t n) {
 }
 
 void RoundTo(DataType type, float* x, size_t n) { HWY_DYNAMIC_DISPATCH(RoundToTarget)(type, x, n); }
+
+float LargestOf(DataType type) {
+  switch (type) {
+    case DataType::kFloat16: return Fp16::Largest();
+    case DataType::kBfloat16: return Bf16::Decode(0x7F7F);
+    case DataType::kFloat8E4M3: return Fp8E4m3::Largest();
+    case DataType::kFloat8E5M2: return Fp8E5m2::Largest();
+    default: return std::numeric_limits<float>::max();
+  }
+}
+
+void SaturateTo(float largest, float reach, float* x, size_t n) {
+  if (reach > largest) HWY_DYNAMIC_DISPATCH(SaturateTarget)(largest, reach, x, n);
+}
 
 }  // namespace inccl
 #endif  // HWY_ONCE

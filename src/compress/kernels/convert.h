@@ -19,6 +19,10 @@ void ToFloat(DataType type, const void* in, float* out, size_t n);
 void FromFloat(DataType type, const float* in, void* out, size_t n);
 // FromFloat followed by ToFloat, in place; for fp16 and bf16.
 void RoundTo(DataType type, float* x, size_t n);
+// The type's largest number; fp64: that of fp32.
+float LargestOf(DataType type);
+// Numbers beyond `largest`, but not beyond `reach`, become `largest`, in place.
+void SaturateTo(float largest, float reach, float* x, size_t n);
 
 }  // namespace inccl
 

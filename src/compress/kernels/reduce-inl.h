@@ -6,9 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
-#include "compress/kernels/convert-inl.h"
 #include "compress/kernels/reduce.h"
+#include "compress/kernels/reduce_ops-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
@@ -22,82 +23,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace inccl {
 namespace HWY_NAMESPACE {
-
-// Element types that are folded without conversion; the counterpart of NarrowElement.
-template <typename T>
-struct WideElement {
-  using Code = T;
-  using Lane = T;
-  static constexpr bool kNarrow = false;
-  template <class D>
-  static HWY_INLINE hn::VFromD<D> Load(D d, const T* in) {
-    return hn::LoadU(d, in);
-  }
-  template <class D>
-  static HWY_INLINE void Store(hn::VFromD<D> value, D d, T* out) {
-    hn::StoreU(value, d, out);
-  }
-  // A non-temporal store to an aligned address.
-  template <class D>
-  static HWY_INLINE void Stream(hn::VFromD<D> value, D d, T* out) {
-    hn::Stream(value, d, out);
-  }
-};
-
-struct SumOp {
-  template <class D, class V>
-  static HWY_INLINE V Apply(D, V a, V b) {
-    return hn::Add(a, b);
-  }
-};
-
-struct ProdOp {
-  template <class D, class V>
-  static HWY_INLINE V Apply(D, V a, V b) {
-    return hn::Mul(a, b);
-  }
-};
-
-// A NaN in `a` stays; one in `b` does not compare as smaller and is taken. Equal zeros differ only
-// in the sign, and the AND of both is +0 unless both are -0.
-struct MaxOp {
-  template <class D, class V>
-  static HWY_INLINE V Apply(D, V a, V b) {
-    if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
-      const V larger = hn::IfThenElse(hn::Gt(a, b), a, b);
-      const V number = hn::IfThenElse(hn::Eq(a, b), hn::And(a, b), larger);
-      return hn::IfThenElse(hn::Eq(a, a), number, a);
-    } else {
-      return hn::Max(a, b);
-    }
-  }
-};
-
-struct MinOp {
-  template <class D, class V>
-  static HWY_INLINE V Apply(D, V a, V b) {
-    if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
-      const V smaller = hn::IfThenElse(hn::Lt(a, b), a, b);
-      const V number = hn::IfThenElse(hn::Eq(a, b), hn::Or(a, b), smaller);
-      return hn::IfThenElse(hn::Eq(a, a), number, a);
-    } else {
-      return hn::Min(a, b);
-    }
-  }
-};
-
-// Replaces all NaNs by one: a NaN's payload depends on the order of an instruction's operands,
-// which the compiler chooses.
-template <class D>
-HWY_INLINE hn::VFromD<D> OneNan(D d, hn::VFromD<D> value) {
-  using T = hn::TFromD<D>;
-  if constexpr (hwy::IsFloat<T>()) {
-    const auto nan = hn::Set(d, std::numeric_limits<T>::quiet_NaN());
-    return hn::IfThenElse(hn::Eq(value, value), value, nan);
-  } else {
-    return value;
-  }
-}
 
 // Loads and stores 2 * Lanes(d) consecutive elements in two vectors. A fold does not depend on the
 // order of elements in lanes. OneNan has been applied to stored values.
@@ -189,6 +114,7 @@ class Fold {
   static constexpr bool kStrips = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
   // Non-temporal stores only for elements that are stored without conversion.
   static constexpr bool kStreams = kStrips && !Element::kNarrow;
+  static constexpr bool kAverages = std::is_same_v<Op, AvgOp>;
   static constexpr int kGroup = 8;
   static constexpr size_t kTile = 2048 / sizeof(Lane);  // a multiple of every Strip
 
@@ -265,6 +191,13 @@ class Fold {
 
   template <class D>
   HWY_INLINE void Finish(D d, size_t i, Vectors<D>* v) const {
+    if constexpr (kAverages) {
+      if (HWY_UNLIKELY(!InRange(d, *v))) {
+        const size_t end = i + Strip(d);
+        for (; i < end; i += hn::Lanes(d)) OneVector(d, i);
+        return;
+      }
+    }
     v->a = OneNan(d, v->a);
     v->b = OneNan(d, v->b);
     v->c = OneNan(d, v->c);
@@ -284,6 +217,15 @@ class Fold {
       Pair<Element>::Store(v->a, v->b, d, out);
       Pair<Element>::Store(v->c, v->e, d, out + 2 * hn::Lanes(d));
     }
+  }
+
+  // Whether all are numbers that the element type has.
+  template <class D>
+  static HWY_INLINE bool InRange(D d, const Vectors<D>& v) {
+    const auto top = hn::Set(d, Largest<Element>::kValue);
+    const auto a = hn::Le(hn::Abs(v.a), top), b = hn::Le(hn::Abs(v.b), top);
+    const auto c = hn::Le(hn::Abs(v.c), top), e = hn::Le(hn::Abs(v.e), top);
+    return hn::AllTrue(d, hn::And(hn::And(a, b), hn::And(c, e)));
   }
 
   template <class D>
@@ -328,7 +270,19 @@ class Fold {
   template <class D>
   HWY_INLINE void OneVector(D d, size_t i) const {
     auto value = LoadOne(d, 0, i);
-    for (int k = 1; k < inputs_; ++k) value = Op::Apply(d, value, LoadOne(d, k, i));
+    for (int k = 1; k < inputs_; ++k) {
+      if constexpr (kAverages) {
+        value = Op::Bounded(d, value, LoadOne(d, k, i));
+      } else {
+        value = Op::Apply(d, value, LoadOne(d, k, i));
+      }
+    }
+    if constexpr (kAverages && Element::kNarrow) {
+      const auto top = hn::Set(d, Largest<Element>::kValue), size = hn::Abs(value);
+      const auto number = hn::Le(size, hn::Set(d, std::numeric_limits<float>::max()));
+      const auto beyond = hn::And(hn::Gt(size, top), number);
+      value = hn::IfThenElse(beyond, hn::CopySign(top, value), value);
+    }
     value = OneNan(d, value);
     for (int k = 0; k < outputs_; ++k) {
       Element::Store(value, d, static_cast<Code*>(args_.out[k]) + i);
@@ -349,7 +303,7 @@ template <class Element>
 ReduceFn FindFloat(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum: return Reduce<Element, SumOp, false>;
-    case ReduceOp::kAvg:
+    case ReduceOp::kAvg: return Reduce<Element, AvgOp, true>;
     case ReduceOp::kPreMulSum: return Reduce<Element, SumOp, true>;
     case ReduceOp::kMax: return Reduce<Element, MaxOp, false>;
     case ReduceOp::kMin: return Reduce<Element, MinOp, false>;

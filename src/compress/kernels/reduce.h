@@ -11,10 +11,12 @@
 //   max, min   IEEE 754-2019 maximum and minimum: NaN if any input is NaN, +0 above -0.
 //   average    The sum of x * scale over the inputs in `scaled` and x over the others. The product
 //              is rounded to the element type before it is added, so x * scale counts the same
-//              whether it is computed here or by the rank that owns x.
+//              whether it is computed here or by the rank that owns x. A sum of finite floats that
+//              rounds beyond the largest number is that number, so an average of finite elements
+//              is finite, and what is not finite comes from an input.
 //              Integers: only the sum; see DivideIntegers.
-//   premulsum  Like the average of floats, with the caller's scale; integers are multiplied by
-//              `factor`, modulo 2^bits.
+//   premulsum  Like the average of floats, with the caller's scale, but may overflow; integers are
+//              multiplied by `factor`, modulo 2^bits.
 #ifndef INCCL_COMPRESS_KERNELS_REDUCE_H_
 #define INCCL_COMPRESS_KERNELS_REDUCE_H_
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -108,9 +110,32 @@ void State::Store(const Range& range, const Part& part, const uint32_t* sums,
   uint8_t scales[kSuperblock];
   const bool straight = type == DataType::kFloat32 && part.count == kSuperblock;
   float* values = straight ? reinterpret_cast<float*>(to) : x;
-  BestKernels().decode(sums, contributions * config_->levels(), ByScale(range, part, unit_, scales),
-                       part.count, values);
+  const ScaleChoice unit = ByScale(range, part, unit_, scales);
+  // The units descend with the scales.
+  if (unit_[0] * contributions * config_->levels() > static_cast<double>(inccl::LargestOf(type))) {
+    return StoreLarge(sums, contributions, unit, part.count, type, to);
+  }
+  BestKernels().decode(sums, contributions * config_->levels(), unit, part.count, values);
   if (!straight) FromFloat(type, values, to, part.count);
+}
+
+// A sum is off by less than a unit for each contribution. If that can explain why it is beyond the
+// type's largest number, it becomes that number; fp64 holds it as it is.
+void State::StoreLarge(const uint32_t* sums, uint32_t contributions, const ScaleChoice& unit,
+                       uint32_t count, DataType type, std::byte* to) {
+  const auto top = static_cast<double>(inccl::LargestOf(type));
+  const uint32_t zero = contributions * config_->levels();
+  for (uint32_t i = 0; i < count; ++i) {
+    const double one = unit.by_scale[unit.index == nullptr ? 0 : unit.index[i]];
+    const double value = one * static_cast<int32_t>(sums[i] - zero), size = std::fabs(value);
+    if (type == DataType::kFloat64 && size > top) {
+      std::memcpy(to + i * sizeof value, &value, sizeof value);
+      continue;
+    }
+    const bool explained = size > top && size - one * contributions <= top;
+    const auto x = static_cast<float>(explained ? std::copysign(top, value) : value);
+    FromFloat(type, &x, to + i * SizeOf(type), 1);
+  }
 }
 
 Status State::Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
@@ -172,7 +197,8 @@ namespace {
 
 // Half a unit in the last place of a result of magnitude `top`.
 double TypeError(DataType type, double top) {
-  if (type == DataType::kFloat16) return top > 65504 ? top : top * 0x1p-11 + 0x1p-25;
+  top = std::min(top, static_cast<double>(inccl::LargestOf(type)));
+  if (type == DataType::kFloat16) return top * 0x1p-11 + 0x1p-25;
   if (type == DataType::kBfloat16) return top * 0x1p-8 + 0x1p-134;
   return 0;
 }

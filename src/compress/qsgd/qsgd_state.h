@@ -79,6 +79,9 @@ class State final : public CheckedState {
   // Decodes sums of `contributions` to elements of `type`.
   void Store(const Range& range, const Part& part, const uint32_t* sums, uint32_t contributions,
              DataType type, std::byte* elements);
+  // The same where sums may be beyond the type's largest number.
+  void StoreLarge(const uint32_t* sums, uint32_t contributions, const ScaleChoice& unit,
+                  uint32_t count, DataType type, std::byte* to);
   // Sets the values that all parts of a range share.
   Status Enter(const Range& range);
   uint32_t& LargestOfWindow(const Range& range) {

@@ -58,8 +58,16 @@ void Residual::Load(const std::vector<std::byte>& from, uint64_t first, std::spa
   ToFloat(options_.storage, from.data() + first * SizeOf(options_.storage), x.data(), x.size());
 }
 
+// Sums and roundings to the storage's type end at its largest number: a residual stays finite.
 void Residual::Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const {
-  FromFloat(options_.storage, x.data(), to->data() + first * SizeOf(options_.storage), x.size());
+  const float top = LargestOf(options_.storage);
+  const size_t size = SizeOf(options_.storage);
+  float limited[kTile];
+  for (size_t at = 0; at < x.size(); at += kTile) {
+    const size_t count = std::min(kTile, x.size() - at);
+    for (size_t i = 0; i < count; ++i) limited[i] = std::clamp(x[at + i], -top, top);
+    FromFloat(options_.storage, limited, to->data() + (first + at) * size, count);
+  }
 }
 
 void Residual::AddToContributions(uint64_t first, std::span<const float> errors) {

@@ -31,6 +31,9 @@ class CastWire final : public FloatWire {
   std::string spec() const override { return type_.spec; }
   double bits() const override { return 8.0 * static_cast<double>(size_); }
   double unit() const override { return type_.unit; }
+  float largest() const override {
+    return type_.saturates == 0 ? LargestOf(type_.type) : FloatWire::largest();
+  }
   uint64_t Bytes(uint32_t count) const override { return uint64_t{count} * size_; }
   void Encode(const float* in, uint32_t count, std::byte* out) const override {
     if (type_.saturates == 0) {

@@ -8,12 +8,15 @@
 // sends them. In an all-reduce and an all-gather every rank, including the owner, returns the
 // decoded result, so all ranks return the same bytes. These depend on the order of the additions,
 // hence on the algorithm. The result of a reduce-scatter exists once and is not encoded. An average
-// multiplies contributions by 1/n (fp32) before it encodes them.
+// multiplies contributions by 1/n (fp32) before it encodes them. A sum beyond the largest number of
+// the format, or a result beyond that of the call's type, becomes that number where the bound of
+// the call explains it, and infinite otherwise.
 #ifndef INCCL_COMPRESS_WIRE_FLOAT_WIRE_H_
 #define INCCL_COMPRESS_WIRE_FLOAT_WIRE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +38,8 @@ class FloatWire {
   // Largest rounding error of an element, relative to the largest one of its block, in the range
   // where the format has full precision.
   virtual double unit() const = 0;
+  // Encode makes an infinity of larger numbers.
+  virtual float largest() const { return std::numeric_limits<float>::max(); }
   virtual uint64_t Bytes(uint32_t count) const = 0;
   virtual void Encode(const float* in, uint32_t count, std::byte* out) const = 0;
   // Decode(Encode(x)) in place.

@@ -4,6 +4,7 @@
 // sum stays in the L1 cache.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -18,14 +19,16 @@ namespace {
 
 constexpr uint32_t kWireTile = 4 * kSuperblock;
 
+// On any path the wire format and fp32 each round an element at most n times.
+double RelativeError(const FloatWire& wire, Collective collective, int nranks) {
+  const double n = Reduces(collective) ? nranks : 1;
+  return std::pow((1 + wire.unit()) * (1 + 0x1p-23), n) - 1;
+}
+
 class WireState final : public CheckedState {
  public:
   explicit WireState(std::shared_ptr<const FloatWire> wire)
-      : CheckedState(wire->name()),
-        wire_(std::move(wire)),
-        add_(FindReduce(DataType::kFloat32, ReduceOp::kSum)),
-        sum_(kWireTile),
-        next_(kWireTile) {}
+      : CheckedState(wire->name()), wire_(std::move(wire)), sum_(kWireTile), next_(kWireTile) {}
 
   // Only plain casts have kernels, not sums and averages.
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
@@ -46,6 +49,8 @@ class WireState final : public CheckedState {
     const CollectiveArgs& c = call();
     const bool averages = Reduces(c.collective) && c.op == ReduceOp::kAvg;
     scale_ = averages ? 1.0f / static_cast<float>(c.nranks) : 1.0f;
+    add_ = FindReduce(DataType::kFloat32, averages ? ReduceOp::kAvg : ReduceOp::kSum);
+    reach_ = 1 + RelativeError(*wire_, c.collective, c.nranks);
     return CheckFloatCall(wire_->name(), c.collective, c.type, c.op, c.nranks);
   }
   uint64_t PayloadBytes(const Range& range, const Format& /*format*/) const override {
@@ -56,7 +61,7 @@ class WireState final : public CheckedState {
   Status DecodeResult(const Range& range, const Term& payload, std::byte* elements) override {
     ForEachTile(range, [&](uint32_t at, uint32_t count) {
       wire_->Decode(payload.data + wire_->Bytes(at), count, sum_.data());
-      FromFloat(call().type, sum_.data(), elements + at * SizeOf(call().type), count);
+      StoreElements(at, count, elements);
     });
     return Status::Ok();
   }
@@ -78,11 +83,25 @@ class WireState final : public CheckedState {
   void Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out);
   void LoadOwn(const std::byte* elements, uint32_t count, bool rounded, float* out);
   void Add(uint32_t count);
+  bool Encodes(std::span<const Term> outputs) const {
+    return call().collective != Collective::kReduceScatter ||
+           outputs[0].format.form != Form::kOutput;
+  }
   void Store(uint32_t at, uint32_t count, std::span<Term> outputs);
+  void StoreElements(uint32_t at, uint32_t count, std::byte* elements) {
+    Saturate(LargestOf(call().type), count);
+    FromFloat(call().type, sum_.data(), elements + at * SizeOf(call().type), count);
+  }
+  void Saturate(float largest, uint32_t count) {
+    constexpr double kTop = std::numeric_limits<float>::max();
+    const double reach = std::min(kTop, reach_ * static_cast<double>(largest));
+    SaturateTo(largest, static_cast<float>(reach), sum_.data(), count);
+  }
 
   std::shared_ptr<const FloatWire> wire_;
-  ReduceFn add_;
+  ReduceFn add_ = nullptr;
   float scale_ = 1;
+  double reach_ = 1;  // of results, relative to exact ones
   std::vector<float> sum_, next_;
 };
 
@@ -109,8 +128,6 @@ void WireState::Add(uint32_t count) {
 }
 
 void WireState::Store(uint32_t at, uint32_t count, std::span<Term> outputs) {
-  const bool encoded =
-      call().collective != Collective::kReduceScatter || outputs[0].format.form != Form::kOutput;
   const Term* elements = FindOutput(Form::kOutput, outputs);
   const std::byte* code = nullptr;
   for (const Term& output : outputs) {
@@ -124,8 +141,8 @@ void WireState::Store(uint32_t at, uint32_t count, std::span<Term> outputs) {
     }
   }
   if (elements == nullptr) return;
-  if (encoded) wire_->Round(sum_.data(), count);
-  FromFloat(call().type, sum_.data(), elements->data + at * SizeOf(call().type), count);
+  if (Encodes(outputs)) wire_->Round(sum_.data(), count);
+  StoreElements(at, count, elements->data);
 }
 
 Status WireState::Fold(const Range& range, uint32_t /*contributions*/, std::span<const Term> inputs,
@@ -136,6 +153,7 @@ Status WireState::Fold(const Range& range, uint32_t /*contributions*/, std::span
       Load(input, at, count, true, next_.data());
       Add(count);
     }
+    if (inputs.size() > 1 && Encodes(outputs)) Saturate(wire_->largest(), count);
     Store(at, count, outputs);
   });
   if (FindOutput(Form::kOutput, outputs) != nullptr) CopyToOthers(Form::kOutput, outputs);
@@ -235,12 +253,10 @@ class WireCodec final : public Codec {
     return static_cast<uint32_t>(
         std::min<uint64_t>(wire_->Bytes(count), std::numeric_limits<uint32_t>::max()));
   }
-  // On any path the wire format and fp32 each round an element at most n times.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
-    const double n = Reduces(collective) ? nranks : 1;
     *bits = wire_->bits();
-    *relative_error = std::pow((1 + wire_->unit()) * (1 + 0x1p-23), n) - 1;
+    *relative_error = RelativeError(*wire_, collective, nranks);
   }
   std::unique_ptr<CodecState> NewState() const override {
     return std::make_unique<WireState>(wire_);
