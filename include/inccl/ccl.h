@@ -240,6 +240,17 @@ CCL_API const char* ccl_get_error_string(ccl_result_t result);
  */
 CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
 
+/* ---------------------------------------------------------------- settings of the process */
+
+/**
+ * Gives a variable (docs/environment.md) a value in this process, for communicators and identifiers
+ * that are made afterwards. The environment overrides it, and it overrides configuration files.
+ * The library does not change the environment, so other threads may read that, and children do not
+ * inherit the value. `source` says in messages where the value comes from; NULL: this function.
+ * With value NULL the variable has none any more. Copies its arguments.
+ */
+CCL_API ccl_result_t ccl_set_variable(const char* name, const char* value, const char* source);
+
 /* ---------------------------------------------------------------- communicators */
 
 /**
