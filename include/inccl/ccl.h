@@ -251,6 +251,16 @@ CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
  */
 CCL_API ccl_result_t ccl_set_variable(const char* name, const char* value, const char* source);
 
+/**
+ * Gets a line of the log: its level ("WARN", "INFO", ...) and its text, without host, process and
+ * end of line. Threads of the caller and of the library call it, also several at a time. It must
+ * not wait, and must not call the library.
+ */
+typedef void (*ccl_log_function_t)(const char* level, const char* text);
+
+/** Passes the log to a function in place of standard error or INCCL_DEBUG_FILE; NULL: no longer. */
+CCL_API ccl_result_t ccl_set_log_function(ccl_log_function_t function);
+
 /* ---------------------------------------------------------------- communicators */
 
 /**

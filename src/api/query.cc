@@ -8,6 +8,7 @@
 #include <string>
 
 #include "api/handles.h"
+#include "base/log_file.h"
 #include "compress/warm_up.h"
 #include "config/config_files.h"
 
@@ -32,6 +33,11 @@ ccl_result_t ccl_set_variable(const char* name, const char* value, const char* s
     if (name == nullptr) return InvalidArgument("name: NULL");
     return inccl::SetVariable(name, value, source == nullptr ? "ccl_set_variable" : source);
   });
+}
+
+ccl_result_t ccl_set_log_function(ccl_log_function_t function) {
+  inccl::SetLogFunction(function);
+  return CCL_SUCCESS;
 }
 
 ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error) {
