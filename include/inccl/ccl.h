@@ -421,7 +421,7 @@ CCL_API ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_
 
 /**
  * send and recv hold nranks segments of `count` elements: segment d of send goes to rank d, segment
- * s of recv comes from rank s. There is no in-place form.
+ * s of recv comes from rank s. In place: send == recv, which costs a copy of the buffer.
  */
 CCL_API ccl_result_t ccl_alltoall(const void* send, void* recv, size_t count, ccl_datatype_t type,
                                   ccl_comm_t comm, ccl_stream_t stream);
