@@ -464,8 +464,9 @@ CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int
  * of the calls. Different communicators progress at the same time, so one thread can call for
  * several ranks. The group takes its positions on all its streams at one moment. The end of the
  * group also performs ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and
- * ccl_comm_shrink: it waits for them (even with blocking = 0) and writes the new handles, which are
- * NULL until then. If a call inside the group fails, it returns the error, the outermost
+ * ccl_comm_shrink: it waits for them and writes the new handles, which are NULL until then. It
+ * waits for splits and shrinks with blocking = 0, too; a creation with blocking = 0 begins at once,
+ * as outside a group. If a call inside the group fails, it returns the error, the outermost
  * ccl_group_end returns it again, and then it starts nothing.
  */
 CCL_API ccl_result_t ccl_group_start(void);
