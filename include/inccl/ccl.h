@@ -242,6 +242,27 @@ CCL_API const char* ccl_get_error_string(ccl_result_t result);
  */
 CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
 
+/* ---------------------------------------------------------------- settings of the process */
+
+/**
+ * Gives a variable (docs/environment.md) a value in this process, for communicators and identifiers
+ * that are made afterwards. The environment overrides it, and it overrides configuration files.
+ * The library does not change the environment, so other threads may read that, and children do not
+ * inherit the value. `source` says in messages where the value comes from; NULL: this function.
+ * With value NULL the variable has none any more. Copies its arguments.
+ */
+CCL_API ccl_result_t ccl_set_variable(const char* name, const char* value, const char* source);
+
+/**
+ * Gets a line of the log: its level ("WARN", "INFO", ...) and its text, without host, process and
+ * end of line. Threads of the caller and of the library call it, also several at a time. It must
+ * not wait, and must not call the library.
+ */
+typedef void (*ccl_log_function_t)(const char* level, const char* text);
+
+/** Passes the log to a function in place of standard error or INCCL_DEBUG_FILE; NULL: no longer. */
+CCL_API ccl_result_t ccl_set_log_function(ccl_log_function_t function);
+
 /* ---------------------------------------------------------------- communicators */
 
 /**
@@ -402,7 +423,7 @@ CCL_API ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_
 
 /**
  * send and recv hold nranks segments of `count` elements: segment d of send goes to rank d, segment
- * s of recv comes from rank s. There is no in-place form.
+ * s of recv comes from rank s. In place: send == recv, which costs a copy of the buffer.
  */
 CCL_API ccl_result_t ccl_alltoall(const void* send, void* recv, size_t count, ccl_datatype_t type,
                                   ccl_comm_t comm, ccl_stream_t stream);
@@ -445,8 +466,9 @@ CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int
  * of the calls. Different communicators progress at the same time, so one thread can call for
  * several ranks. The group takes its positions on all its streams at one moment. The end of the
  * group also performs ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and
- * ccl_comm_shrink: it waits for them (even with blocking = 0) and writes the new handles, which are
- * NULL until then. If a call inside the group fails, it returns the error, the outermost
+ * ccl_comm_shrink: it waits for them and writes the new handles, which are NULL until then. It
+ * waits for splits and shrinks with blocking = 0, too; a creation with blocking = 0 begins at once,
+ * as outside a group. If a call inside the group fails, it returns the error, the outermost
  * ccl_group_end returns it again, and then it starts nothing.
  */
 CCL_API ccl_result_t ccl_group_start(void);

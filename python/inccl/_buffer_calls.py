@@ -139,7 +139,7 @@ class BufferCalls:
 
     def Alltoall(self, sendbuf, recvbuf, *, stream=None) -> None:
         """Both hold size segments of equal lengths; segment d of sendbuf goes to rank d, segment s
-        of recvbuf comes from rank s. There is no in-place form."""
+        of recvbuf comes from rank s. In place: sendbuf and recvbuf are the same."""
         send, recv = view(sendbuf, "sendbuf"), view(recvbuf, "recvbuf", True)
         if send.count * send.itemsize != recv.count * recv.itemsize:
             raise InvalidArgument(f"recvbuf: {recv.count * recv.itemsize} bytes, sendbuf has "

@@ -66,9 +66,6 @@ Status CheckOverlap(const Call& call, const Extent& extent) {
       if (send == recv + segment) return Status::Ok();
       break;
     case Collective::kAllToAll:
-      return InvalidArgument(
-          fmt::format("send and recv: {}..+{} and {}..+{} bytes overlap; there is no in-place form",
-                      call.send, send_bytes, call.recv, recv_bytes));
     case Collective::kAllReduce:
     case Collective::kBroadcast:
     case Collective::kReduce:

@@ -179,7 +179,7 @@ uint64_t ForkGeneration() {
 }
 
 ccl_result_t Return(const Status& status) {
-  if (!status.ok()) {
+  if (!status.ok() && status.code() != Code::kInProgress) {
     Status* const last = last_errors.Get();
     last_error_lost = last == nullptr;
     if (last != nullptr) *last = status;
@@ -294,13 +294,13 @@ ccl_reducer_state_t NewReducerState() { return TakeValid(&ReducerStates()); }
 void FreeReducerState(ccl_reducer_state_t state) { Invalidate(state, &ReducerStates()); }
 
 Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
+  if (!options.blocking) return CreateInBackground(comm, options, std::move(creation));
   if (Group* group = Group::Current(); group != nullptr) {
     group->Add([comm, options, creation = std::move(creation)] {
       return CreateNow(comm, options, creation);
     });
     return Status::Ok();
   }
-  if (!options.blocking) return CreateInBackground(comm, options, std::move(creation));
   Status created = CreateNow(comm, options, creation);
   if (created.ok()) WarmUpCalls(*comm);
   return created;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API: versions, errors, queries, codecs.
+// The C API: versions, errors, settings, queries, codecs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +8,9 @@
 #include <string>
 
 #include "api/handles.h"
+#include "base/log_file.h"
 #include "compress/warm_up.h"
+#include "config/config_files.h"
 
 using inccl::Guarded;
 using inccl::InvalidArgument;
@@ -25,6 +27,18 @@ const char* ccl_get_error_string(ccl_result_t result) {
 }
 
 const char* ccl_get_last_error(ccl_comm_t comm) { return inccl::LastError(comm).c_str(); }
+
+ccl_result_t ccl_set_variable(const char* name, const char* value, const char* source) {
+  return Guarded([&]() -> Status {
+    if (name == nullptr) return InvalidArgument("name: NULL");
+    return inccl::SetVariable(name, value, source == nullptr ? "ccl_set_variable" : source);
+  });
+}
+
+ccl_result_t ccl_set_log_function(ccl_log_function_t function) {
+  inccl::SetLogFunction(function);
+  return CCL_SUCCESS;
+}
 
 ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error) {
   return Guarded([&]() -> Status {

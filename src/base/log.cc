@@ -45,6 +45,8 @@ constexpr std::pair<std::string_view, uint32_t> kSubsystems[] = {
     {"TUNING", static_cast<uint32_t>(LogSubsystem::kTuning)},
     {"ALL", kAllLogSubsystems}};
 
+std::atomic<LogFunction> log_function{nullptr};
+
 bool SameWord(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -227,8 +229,13 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
   return status;
 }
 
+void SetLogFunction(LogFunction function) { log_function.store(function); }
+
 void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept try {
   if (level == LogLevel::kNone || !LogEnabled(level, subsystem)) return;
+  if (const LogFunction function = log_function.load(); function != nullptr) {
+    return function(kLevels[static_cast<int>(level) - 1].first.data(), Escaped(text).c_str());
+  }
   Sink& sink = GlobalSink();
   const std::string line = LineOf(sink, level, text);
   const MutexLock lock(&sink.mutex);

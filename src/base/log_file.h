@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens the log file.
+// Where the log goes.
 #ifndef INCCL_BASE_LOG_FILE_H_
 #define INCCL_BASE_LOG_FILE_H_
 
@@ -15,6 +15,11 @@ namespace inccl {
 // unless it is a regular file of this user with one link: the log must not follow a link or file
 // that another user has put there. Does not block if the name is a pipe.
 Result<UniqueFd> OpenLogFile(const std::string& name);
+
+// Gets each line in place of the file or stderr: its level ("WARN") and its text, escaped. nullptr:
+// none. Any thread.
+using LogFunction = void (*)(const char* level, const char* text);
+void SetLogFunction(LogFunction function);
 
 }  // namespace inccl
 

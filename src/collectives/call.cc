@@ -62,6 +62,9 @@ std::span<std::byte> InPlace(const Call& call, int rank) {
   switch (call.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: return send == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    case Collective::kAllToAll:
+      return send == recv ? std::span(recv, bytes * static_cast<size_t>(call.nranks))
+                          : std::span<std::byte>();
     // The output is this rank's own segment of the input, which the other ranks do not need.
     case Collective::kReduceScatter:
       return send + offset == recv ? std::span(recv, bytes) : std::span<std::byte>();

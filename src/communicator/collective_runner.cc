@@ -138,6 +138,14 @@ Status CollectiveRunner::Run(const Call& call, Engine* engine) {
 }
 
 Status CollectiveRunner::RunOne(const Call& call, Engine* engine) {
+  if (call.collective == Collective::kAllToAll && nranks_ > 1) {
+    // In place, a peer's segment takes the place of one that this rank sends: it sends a copy.
+    const std::span<std::byte> input = InPlace(call, rank_);
+    const std::vector<std::byte> copy(input.begin(), input.end());
+    Call apart = call;
+    if (!input.empty()) apart.send = copy.data();
+    return RunSettled(apart, engine, false);
+  }
   if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, engine, false);
   Call settled = call;
   if (call.scalar_at != nullptr) {

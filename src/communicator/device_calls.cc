@@ -10,6 +10,7 @@ namespace inccl {
 bool Communicator::IsStaged(const Call& call) const {
   if (call.reducer != nullptr) return true;
   if (ends_.nranks == 1) return Reduces(call.collective) && call.op == ReduceOp::kPreMulSum;
+  if (call.collective == Collective::kAllToAll && call.send == call.recv) return true;
   return call.device < 0 || !engines_.Serves(call.device) ||
          (call.codec != nullptr && call.codec->route().sums_hosts) ||
          (options_.preserve_input && !InPlace(call, ends_.rank).empty());

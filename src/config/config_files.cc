@@ -75,7 +75,37 @@ void LogOnce(LogLevel level, const std::string& text) {
   Log(level, LogSubsystem::kEnv, std::string_view(text));
 }
 
+// Of SetVariable.
+struct ProcessPlaces {
+  Mutex mutex;
+  Places places INCCL_GUARDED_BY(mutex);
+};
+
+ProcessPlaces& OfProcess() {
+  static auto* const places = new ProcessPlaces;
+  return *places;
+}
+
 }  // namespace
+
+Status SetVariable(const std::string& name, const char* value, const std::string& source) {
+  const VariableInfo* const info = FindVariable(name);
+  if (info == nullptr) {
+    return InvalidArgument(
+        fmt::format("name: {} is no variable of this library", Escaped(Shown(name))));
+  }
+  if (info->environment_only) {
+    return InvalidArgument(fmt::format("name: {} can be set in the environment only", name));
+  }
+  ProcessPlaces& process = OfProcess();
+  const MutexLock lock(&process.mutex);
+  if (value == nullptr) {
+    process.places.erase(name);
+  } else {
+    process.places.insert_or_assign(name, Place{value, source});
+  }
+  return Status::Ok();
+}
 
 Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const std::string& file) {
   std::vector<FileSetting> settings;
@@ -114,6 +144,11 @@ Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const st
 Result<Settings> Settings::Load(GetEnv environment, const std::string& system_file) {
   Settings settings;
   settings.environment_ = std::move(environment);
+  {
+    ProcessPlaces& process = OfProcess();
+    const MutexLock lock(&process.mutex);
+    settings.places_ = process.places;
+  }
   const char* named = settings.environment_("INCCL_CONF_FILE");
   const bool required = named != nullptr && *named != '\0';
   const std::string user_file = required ? named : UserFile(settings.environment_);
@@ -166,21 +201,21 @@ Status Settings::LoadFile(const std::string& path, TextFileWriters writers, bool
           fmt::format("{}: {}={}: it is of one process and can be set in the environment only",
                       where, setting.name, Shown(setting.value)));
     }
-    from_files_.try_emplace(setting.name, Place{setting.value, std::move(where)});
+    places_.try_emplace(setting.name, Place{setting.value, std::move(where)});
   }
   return Status::Ok();
 }
 
 const char* Settings::Get(const char* name) const {
   if (const char* value = environment_(name); value != nullptr) return value;
-  const auto found = from_files_.find(std::string_view(name));
-  return found == from_files_.end() ? nullptr : found->second.value.c_str();
+  const auto found = places_.find(std::string_view(name));
+  return found == places_.end() ? nullptr : found->second.value.c_str();
 }
 
 std::string Settings::Where(const char* name) const {
   if (environment_(name) != nullptr) return "environment";
-  const auto found = from_files_.find(std::string_view(name));
-  return found == from_files_.end() ? "" : found->second.where;
+  const auto found = places_.find(std::string_view(name));
+  return found == places_.end() ? "" : found->second.where;
 }
 
 std::string Settings::Described(const char* name) const {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Configuration. The environment overrides the user's file, which overrides the system's file.
-// Files have lines NAME=value; '#' at the start of a line or after a blank begins a comment.
+// Configuration. The environment overrides what SetVariable has set, which overrides the user's
+// file, which overrides the system's file. Files have lines NAME=value; '#' at the start of a line
+// or after a blank begins a comment.
 //
 // The user's file is the one that INCCL_CONF_FILE names, else $XDG_CONFIG_HOME/inccl.conf, else
 // ~/.inccl.conf. All three come from the environment function, so with secure_getenv a program that
@@ -31,6 +32,17 @@ struct FileSetting {
 // error. Does not check whether the names are known.
 Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const std::string& file);
 
+// A value that is not from the environment, and where it is set.
+struct Place {
+  std::string value, where;
+};
+using Places = std::map<std::string, Place, std::less<>>;
+
+// Gives a variable a value in this process, which counts after the environment and before the
+// files. `source`: for messages. nullptr: no longer. kInvalidArgument if there is no such variable.
+// Any thread.
+Status SetVariable(const std::string& name, const char* value, const std::string& source);
+
 class Settings {
  public:
   enum class FileState {
@@ -55,7 +67,7 @@ class Settings {
   // The value from the first place that sets the name; nullptr if none does. An empty value hides
   // the later places and means the default. Valid as long as this object and the environment.
   const char* Get(const char* name) const;
-  // "environment" or "FILE:LINE"; "" if the name is not set.
+  // "environment", the source of SetVariable, or "FILE:LINE"; "" if the name is not set.
   std::string Where(const char* name) const;
   // For messages about the value, e.g. "INCCL_ALGO (environment)".
   std::string Described(const char* name) const;
@@ -66,14 +78,10 @@ class Settings {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
-  struct Place {
-    std::string value, where;
-  };
-
   Status LoadFile(const std::string& path, TextFileWriters writers, bool required);
 
   GetEnv environment_;
-  std::map<std::string, Place, std::less<>> from_files_;
+  Places places_;  // all but the environment's
   std::vector<File> files_;
   std::vector<std::string> warnings_;
 };

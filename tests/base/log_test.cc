@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/log_file.h"
+
 namespace inccl::test {
 namespace {
 
@@ -63,6 +65,22 @@ TEST_F(LogTest, LinesSayWhoAndWhat) {
   EXPECT_TRUE(std::regex_match(lines[1], std::regex(prefix + "WARN number 2 of three")))
       << lines[1];
   EXPECT_NE(lines[2].find("from a peer: \\x1b[2J\\x0a\\x7f{}"), std::string::npos) << lines[2];
+}
+
+TEST_F(LogTest, AFunctionTakesTheLines) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kInfo, kDefaultLogSubsystems, pattern_).ok());
+  static std::vector<std::string> taken;
+  SetLogFunction([](const char* level, const char* text) {
+    taken.push_back(std::string(level) + " " + text);
+  });
+  Log(LogLevel::kWarn, "first\n");
+  Log(LogLevel::kTrace, "too fine");
+  Log(LogLevel::kInfo, "second");
+  SetLogFunction(nullptr);
+  Log(LogLevel::kInfo, "third");
+  EXPECT_EQ(taken, (std::vector<std::string>{"WARN first\\x0a", "INFO second"}));
+  ASSERT_EQ(Lines().size(), 1u);
+  EXPECT_NE(Lines()[0].find("third"), std::string::npos);
 }
 
 TEST_F(LogTest, LinesOfManyThreadsStayWhole) {

@@ -138,6 +138,28 @@ TEST_F(ConfigFilesTest, AnEmptyValueHidesWhatIsBelow) {
   EXPECT_EQ(env->channels, 1);
 }
 
+TEST_F(ConfigFilesTest, TheProcessComesAfterTheEnvironmentAndBeforeFiles) {
+  Write("system", "INCCL_ALGO=ring\nINCCL_CHANNELS=2\nINCCL_THREADS=3\n");
+  environment_["INCCL_ALGO"] = "tree";
+  ASSERT_TRUE(SetVariable("INCCL_ALGO", "direct", "a test").ok());
+  ASSERT_TRUE(SetVariable("INCCL_CHANNELS", "4", "a test").ok());
+  Result<Settings> settings = Load();
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_STREQ(settings->Get("INCCL_ALGO"), "tree");
+  EXPECT_STREQ(settings->Get("INCCL_CHANNELS"), "4");
+  EXPECT_EQ(settings->Described("INCCL_CHANNELS"), "INCCL_CHANNELS (a test)");
+  EXPECT_STREQ(settings->Get("INCCL_THREADS"), "3");
+  for (const char* name : {"INCCL_ALGO", "INCCL_CHANNELS"}) {
+    ASSERT_TRUE(SetVariable(name, nullptr, "").ok());
+  }
+  settings = Load();
+  EXPECT_STREQ(settings->Get("INCCL_CHANNELS"), "2");
+  EXPECT_EQ(SetVariable("INCCL_CHANELS", "1", "").message(),
+            "name: INCCL_CHANELS is no variable of this library");
+  EXPECT_EQ(SetVariable("INCCL_RANK", "1", "").message(),
+            "name: INCCL_RANK can be set in the environment only");
+}
+
 TEST_F(ConfigFilesTest, WhichUserFile) {
   Write("home/.inccl.conf", "INCCL_CHANNELS=3\n");
   environment_["XDG_CONFIG_HOME"] = (root_ / "xdg").string();

@@ -120,6 +120,36 @@ TEST_F(DeviceCallsTest, SendsAndReceivesInAGroup) {
   }
 }
 
+TEST_F(DeviceCallsTest, AllToAllInPlace) {
+  constexpr size_t kCount = 10'000;
+  std::array<float*, kRanks> buffers{};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    float*& buffer = buffers[static_cast<size_t>(rank)];
+    buffer = Floats(kRanks * kCount);
+    for (int to = 0; to < kRanks; ++to) {
+      std::fill_n(device_.Reach(buffer) + static_cast<size_t>(to) * kCount, kCount,
+                  static_cast<float>(10 * rank + to));
+    }
+  }
+  ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    float* const buffer = buffers[static_cast<size_t>(rank)];
+    EXPECT_EQ(ccl_alltoall(buffer, buffer, kCount, CCL_FLOAT32, comm(rank), Handle(stream(rank))),
+              CCL_SUCCESS);
+  }
+  ASSERT_EQ(ccl_group_end(), CCL_SUCCESS);
+  SynchronizeAll();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int from = 0; from < kRanks; ++from) {
+      const float* const got =
+          device_.Reach(buffers[static_cast<size_t>(rank)]) + static_cast<size_t>(from) * kCount;
+      EXPECT_EQ(std::count(got, got + kCount, static_cast<float>(10 * from + rank)),
+                static_cast<ptrdiff_t>(kCount))
+          << rank << " from " << from;
+    }
+  }
+}
+
 TEST_F(DeviceCallsTest, AFactorInMemoryOfTheDeviceIsReadWhenTheCallRuns) {
   std::array<float*, kRanks> x{};
   for (int rank = 0; rank < kRanks; ++rank) {

@@ -3,11 +3,16 @@
 
 usage: ctypes_test.py SOURCE_DIR BINARY_DIR
 """
+import contextlib
 import ctypes
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 BINARY_DIR = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else "build/release").resolve()
@@ -71,6 +76,80 @@ def run_policy():
     print(*exact)
     for comm in comms:
         nccl.ncclCommDestroy(P(comm))
+
+
+def run_environment():
+    """Prints whether the first calls leave the environment alone, down to the addresses."""
+    libc = ctypes.CDLL(None)
+
+    def environment():
+        entries = ctypes.POINTER(ctypes.c_void_p).in_dll(libc, "environ")
+        found = []
+        while entries[len(found)]:
+            found.append((entries[len(found)], ctypes.string_at(entries[len(found)])))
+        return ctypes.addressof(entries.contents), found
+
+    nccl, comm = load(), P()
+    before = environment()
+    unique = UniqueId()
+    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == SUCCESS
+    assert nccl.ncclCommInitRank(ctypes.byref(comm), I(1), unique, I(0)) == SUCCESS
+    assert nccl.ncclCommDestroy(comm) == SUCCESS
+    print(environment() == before, flush=True)
+    subprocess.run(["env"], check=True)
+
+
+def run_log():
+    """Warnings of this library and of libinccl, more than a pipe holds."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    nccl, comm, unique, one = load(), P(), UniqueId(), I(1)
+    assert nccl.ncclGetUniqueId(ctypes.byref(unique)) == SUCCESS
+    assert nccl.ncclCommInitRank(ctypes.byref(comm), I(1), unique, I(0)) == SUCCESS
+    for _ in range(50):
+        assert nccl.ncclGroupEnd() == INVALID_USAGE
+        assert nccl.ncclAllReduce(ctypes.byref(one), ctypes.byref(one), Z(1), I(99), I(SUM), comm,
+                                  None) == INVALID_ARGUMENT
+    nccl.ncclGroupStart()
+    nccl.ncclAllReduce(ctypes.byref(one), ctypes.byref(one), Z(1), I(INT32), I(SUM), comm, None)
+    assert nccl.ncclGroupSimulateEnd(None) == SUCCESS
+    assert nccl.ncclCommDestroy(comm) == SUCCESS
+
+
+def run_part(rank, size, code):
+    """A rank of a communicator that runs `code`, and talks with the test."""
+    nccl = load()
+
+    def check(result, expected=SUCCESS):
+        assert result == expected, (result, nccl.ncclGetLastError(None))
+
+    def say(text):
+        os.write(1, f"{text}\n".encode())
+
+    def hear():
+        while os.read(0, 1) not in (b"\n", b""):
+            pass
+
+    def state():
+        value = I(-1)
+        check(nccl.ncclCommGetAsyncError(comm, ctypes.byref(value)))
+        return value.value
+
+    unique, comm = UniqueId(), P()
+    if rank == 0:
+        check(nccl.ncclGetUniqueId(ctypes.byref(unique)))
+        os.write(1, bytes(unique))
+    else:
+        data = b""
+        while len(data) < 128:
+            data += os.read(0, 128 - len(data))
+        ctypes.memmove(ctypes.byref(unique), data, 128)
+    check(nccl.ncclCommInitRank(ctypes.byref(comm), I(size), unique, I(rank)))
+
+    def reduce():
+        one = I(1)
+        return nccl.ncclAllReduce(ctypes.byref(one), ctypes.byref(one), Z(1), I(INT32), I(SUM), comm, None)
+
+    exec(code, globals(), locals())
 
 
 def run_rank(rank, size):
@@ -174,10 +253,202 @@ class CtypesTest(unittest.TestCase):
         root.stdout.close()
 
     def policy(self, **variables):
-        done = subprocess.run([sys.executable, __file__, "--policy", str(BINARY_DIR)],
-                              capture_output=True, text=True, check=True, timeout=250,
-                              env={**os.environ, **variables})
-        return done.stdout.strip(), done.stderr
+        """What the program prints, and what the library does."""
+        out, err = self.run_child("--policy", **variables)
+        self.assertEqual(err, "")
+        lines = out.splitlines(keepends=True)
+        log = [line for line in lines if " NCCL " in line]
+        return "".join(line for line in lines if line not in log).strip(), "".join(log)
+
+    def start_parts(self, size, code):
+        """Ranks that run `code`."""
+        command = [sys.executable, __file__, "--part"]
+        ranks = [subprocess.Popen([*command, str(rank), str(size), str(BINARY_DIR), code], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, bufsize=0) for rank in range(size)]
+        unique = b""
+        while len(unique) < 128:
+            unique += ranks[0].stdout.read(128 - len(unique))
+        for process in ranks[1:]:
+            process.stdin.write(unique)
+        for process in ranks:
+            self.addCleanup(process.stdout.close)
+            self.addCleanup(process.stdin.close)
+            self.addCleanup(process.kill)
+        return ranks
+
+    def finish_parts(self, ranks, codes=None):
+        self.assertEqual([process.wait(timeout=100) for process in ranks], codes or [0] * len(ranks))
+
+    def test_what_a_rank_has_sent_arrives_after_its_exit(self):
+        ranks = self.start_parts(3, """
+value = I(7)
+if rank == 0:
+    for peer in (1, 2):
+        check(nccl.ncclSend(ctypes.byref(value), Z(1), I(INT32), I(peer), comm, None))
+    check(nccl.ncclCommFinalize(comm))
+    say("done")
+else:
+    value.value = 0
+    hear()
+    check(nccl.ncclRecv(ctypes.byref(value), Z(1), I(INT32), I(0), comm, None))
+    assert value.value == 7
+    check(nccl.ncclCommFinalize(comm))
+    assert state() == SUCCESS
+""")
+        self.assertEqual(ranks[0].stdout.readline(), b"done\n")
+        # It exits, or waits for the others.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ranks[0].wait(timeout=1)
+        for process in ranks[1:]:
+            process.stdin.write(b"\n")
+        self.finish_parts(ranks)
+
+    def test_a_rank_that_exits_after_its_last_call_harms_nobody(self):
+        for last in ("", "check(nccl.ncclCommFinalize(comm))"):
+            ranks = self.start_parts(3, f"""
+check(reduce())
+if rank == 0:
+    {last or "pass"}
+else:
+    hear()
+    assert state() == SUCCESS, nccl.ncclGetLastError(None)
+    check(nccl.ncclCommFinalize(comm))
+    assert state() == SUCCESS, nccl.ncclGetLastError(None)
+    check(nccl.ncclCommDestroy(comm))
+""")
+            self.assertEqual(ranks[0].wait(timeout=100), 0)
+            time.sleep(0.3)
+            for process in ranks[1:]:
+                process.stdin.write(b"\n")
+            self.finish_parts(ranks)
+
+    def test_a_rank_that_exits_during_a_call_fails_the_others(self):
+        ranks = self.start_parts(3, """
+import threading, time
+if rank == 0:
+    threading.Thread(target=reduce, daemon=True).start()
+    time.sleep(0.2)
+    sys.exit(3)
+result = reduce() if rank == 1 else (hear(), reduce())[1]
+check(result, 6)
+assert b"peer 0" in nccl.ncclGetLastError(comm), nccl.ncclGetLastError(comm)
+""")
+        self.assertEqual(ranks[0].wait(timeout=20), 3)
+        ranks[2].stdin.write(b"\n")
+        self.finish_parts(ranks, [3, 0, 0])
+
+    def test_the_log_is_where_nccl_has_it(self):
+        with tempfile.TemporaryDirectory() as directory:
+            def log(where, level="WARN"):
+                return self.run_child("--log", NCCL_DEBUG=level, NCCL_DEBUG_FILE=where)
+
+            def check_lines(text):
+                lines = text.splitlines()
+                self.assertEqual(sum("NCCL WARN ncclGroupEnd: not in a group call." in line for line in lines), 50)
+                self.assertEqual(sum("NCCL WARN invalid argument: rank 0/1" in line for line in lines), 50, text)
+                return lines
+
+            # Nothing of the group that is only simulated.
+            self.assertEqual(len(check_lines(log("/dev/stdout")[0])), 101)
+            self.assertEqual(len(check_lines(log("")[0])), 101)
+            out, err = log("/dev/stderr")
+            check_lines(err)
+            self.assertEqual(out, "")
+            self.assertEqual(log("/dev/null"), ("", ""))
+            self.assertEqual(log(f"{directory}/%h.%p.%%.log"), ("", ""))
+            file, = pathlib.Path(directory).iterdir()
+            self.assertRegex(file.name, r"^.+\.\d+\.%\.log$")
+            check_lines(file.read_text())
+            out, err = log(f"{directory}/missing/log")
+            self.assertIn("missing/log cannot be opened: No such file or directory", out)
+            check_lines(out)
+            fifo = pathlib.Path(directory) / "fifo"
+            os.mkfifo(fifo)
+            self.assertEqual(log(str(fifo)), ("", ""))  # without a reader
+            reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+            self.assertEqual(log(str(fifo)), ("", ""))
+            check_lines(os.read(reader, 1 << 20).decode())
+            os.close(reader)
+            for where in (f"{directory}/missing/log", "/dev/null", str(fifo)):
+                self.assertEqual(log(where, ""), ("", ""))
+
+    def test_the_version(self):
+        out, err = self.run_child("--log", NCCL_DEBUG="VERSION")
+        self.assertRegex(out, r"^INCCL version \d+\.\d+\.\d+ \(NCCL 2\.30\.7 API\)\n$")
+        self.assertEqual(err, "")
+
+    def test_a_log_that_nobody_reads_stops_nothing(self):
+        for closed in (False, True):
+            reader, writer = os.pipe()
+            if closed:
+                os.close(reader)
+            else:
+                os.set_blocking(writer, False)
+                with self.assertRaises(BlockingIOError):
+                    while True:
+                        os.write(writer, b"x" * 4096)
+                os.set_blocking(writer, True)
+            for file in ("", "/dev/stderr"):
+                done = subprocess.run([sys.executable, __file__, "--log", str(BINARY_DIR)], stdout=writer, stderr=writer,
+                                      timeout=100, env={**os.environ, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": file})
+                self.assertEqual(done.returncode, 0, (closed, file))
+            os.close(writer)
+            if not closed:
+                os.close(reader)
+
+    def test_integers_and_files_as_nccl_reads_them(self):
+        out, _ = self.run_child("--log", NCCL_DEBUG="INFO", NCCL_IB_TC="0x6a", NCCL_IB_TIMEOUT="abc", NCCL_IB_GID_INDEX="010")
+        self.assertIn('INCCL_IB_TC is "106" (NCCL_IB_TC)', out)
+        self.assertIn('INCCL_IB_GID_INDEX is "8" (NCCL_IB_GID_INDEX)', out)
+        self.assertIn("NCCL WARN NCCL_IB_TIMEOUT=abc is not a whole number from 1 to 31; the default is used", out)
+        self.assertNotIn("INCCL_IB_TIMEOUT is", out)
+        with tempfile.TemporaryDirectory() as directory:
+            home = pathlib.Path(directory)
+            (home / ".nccl.conf").write_text("#NCCL_HOSTID=comment\r\nNCCL_DEBUG=INFO\nNCCL_HOSTID=of the user\nNCCL_IB_TC=3")
+            (home / "other").write_text("NCCL_DEBUG=INFO\n\nNCCL_HOSTID=of a file\n")
+            out, _ = self.run_child("--log", HOME=directory)
+            self.assertIn('INCCL_HOSTID is "of the user" (NCCL_HOSTID)', out)
+            self.assertIn('INCCL_IB_TC is "3" (NCCL_IB_TC)', out)
+            out, _ = self.run_child("--log", HOME=directory, NCCL_IB_TC="4")
+            self.assertIn('INCCL_IB_TC is "4" (NCCL_IB_TC)', out)
+            out, _ = self.run_child("--log", HOME=directory, NCCL_CONF_FILE=str(home / "other"))
+            self.assertIn('INCCL_HOSTID is "of a file" (NCCL_HOSTID)', out)
+            self.assertNotIn("INCCL_IB_TC", out)
+
+    def test_teams(self):
+        class Team(ctypes.Structure):
+            _fields_ = [("nRanks", I), ("rank", I), ("stride", I)]
+
+        nccl = load()
+        nccl.ncclTeamWorld.restype = nccl.ncclTeamLsa.restype = Team
+        comms = (P * 3)()
+        self.assertEqual(nccl.ncclCommInitAll(comms, I(3), None), SUCCESS)
+        for rank, comm in enumerate(comms):
+            world, own = nccl.ncclTeamWorld(P(comm)), nccl.ncclTeamLsa(P(comm))
+            self.assertEqual((world.nRanks, world.rank, world.stride), (3, rank, 1))
+            self.assertEqual((own.nRanks, own.rank, own.stride), (1, 0, 1))
+            self.assertEqual([nccl.ncclTeamRankToWorld(P(comm), world, I(r)) for r in range(3)], [0, 1, 2])
+            self.assertEqual(nccl.ncclTeamRankToWorld(P(comm), own, I(0)), rank)
+            self.assertEqual(nccl.ncclTeamRankToLsa(P(comm), world, I(rank)), 0)
+        for comm in comms:
+            self.assertEqual(nccl.ncclCommAbort(P(comm)), SUCCESS)
+
+    def run_child(self, mode, **variables):
+        done = subprocess.run([sys.executable, __file__, mode, str(BINARY_DIR)], capture_output=True,
+                              text=True, timeout=250, env={**os.environ, **variables})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout, done.stderr
+
+    def test_the_environment_stays_as_it_is(self):
+        out, err = self.run_child("--environment", NCCL_DEBUG="INFO", NCCL_HOSTID="here")
+        self.assertIn("True\n", out)
+        added = {line.split("=")[0] for line in out.splitlines() if re.match(r"INCCL_\w+=", line)}
+        self.assertEqual(added, {name for name in os.environ if name.startswith("INCCL_")})
+        # And yet the library has got the values.
+        self.assertIn('INCCL_HOSTID is "here" (NCCL_HOSTID)', out + err)
+        imported = subprocess.run(["nm", "-D", "--undefined-only", str(LIBRARY)], capture_output=True,
+                                  text=True, check=True).stdout
+        self.assertNotRegex(imported, "setenv|putenv|clearenv")
 
     def test_without_a_policy_nothing_is_compressed(self):
         self.assertEqual(self.policy(INCCL_CODEC="bf16"), ("True True True", ""))
@@ -311,7 +582,15 @@ if __name__ == "__main__":
         BINARY_DIR = pathlib.Path(sys.argv[4])
         LIBRARY = BINARY_DIR / "src/inccl-nccl/libnccl.so.2"
         run_rank(int(sys.argv[2]), int(sys.argv[3]))
+    elif "--part" in sys.argv:
+        BINARY_DIR = pathlib.Path(sys.argv[4])
+        LIBRARY = BINARY_DIR / "src/inccl-nccl/libnccl.so.2"
+        run_part(int(sys.argv[2]), int(sys.argv[3]), sys.argv[5])
+    elif "--log" in sys.argv:
+        run_log()
     elif "--policy" in sys.argv:
         run_policy()
+    elif "--environment" in sys.argv:
+        run_environment()
     else:
         unittest.main(argv=sys.argv[:1])

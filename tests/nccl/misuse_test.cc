@@ -150,6 +150,75 @@ TEST(LifeCycleTest, RevokedCommunicatorsShrink) {
   });
 }
 
+// Polled until it is ncclSuccess, a revoked communicator can be split.
+TEST(LifeCycleTest, RevokedCommunicatorsSplit) {
+  for (const bool blocking : {true, false}) {
+    Ranks(4, [&](int rank, NcclComm comm) {
+      EXPECT_EQ(Members(comm, rank), 0b1111U);
+      NCCL_OK(ncclCommRevoke(comm, 0));
+      EXPECT_EQ(WaitUntilSettled(comm), kSuccess);
+      EXPECT_EQ(Members(comm, rank), 0U);
+      EXPECT_EQ(WaitUntilSettled(comm), kSuccess);
+      Config config = DefaultConfig();
+      config.blocking = blocking ? 1 : 0;
+      NcclComm part = nullptr;
+      const int result = ncclCommSplit(comm, rank == 3 ? -1 : rank % 2, -rank, &part, &config);
+      ASSERT_TRUE(result == kSuccess || result == kInProgress) << ncclGetLastError(nullptr);
+      ASSERT_EQ(part == nullptr, rank == 3);
+      if (part != nullptr) {
+        ASSERT_EQ(WaitUntilSettled(part), kSuccess);
+        EXPECT_EQ(Members(part, rank), rank % 2 == 0 ? 0b0101U : 0b0010U);
+        int place = -1;
+        NCCL_OK(ncclCommUserRank(part, &place));
+        EXPECT_EQ(place, rank == 0 ? 1 : 0);
+        NCCL_OK(ncclCommDestroy(part));
+      }
+      NCCL_OK(ncclCommDestroy(comm));
+    });
+  }
+}
+
+TEST(LifeCycleTest, AnErrorKeepsItsText) {
+  Ranks(3, [](int rank, NcclComm comm) {
+    EXPECT_EQ(Members(comm, rank), 0b111U);
+    if (rank == 1) {
+      EXPECT_EQ(ncclCommAbort(comm), kSuccess);
+      return;
+    }
+    while (Members(comm, rank) != 0) {
+    }
+    // Another error of this thread, and one that another thread asks for.
+    EXPECT_EQ(ncclGroupEnd(), kInvalidUsage);
+    for (const bool same : {true, false}) {
+      const auto ask = [&] {
+        int state = kSuccess;
+        EXPECT_EQ(ncclCommGetAsyncError(comm, &state), kSuccess);
+        EXPECT_EQ(state, kRemoteError);
+        EXPECT_NE(std::string(ncclGetLastError(comm)).find("rank 1/3"), std::string::npos)
+            << ncclGetLastError(comm);
+      };
+      if (same) {
+        ask();
+      } else {
+        std::thread(ask).join();
+      }
+    }
+    EXPECT_TRUE(LastErrorSays("rank 1/3")) << ncclGetLastError(nullptr);
+    EXPECT_EQ(ncclCommAbort(comm), kSuccess);
+  });
+}
+
+TEST(LifeCycleTest, AShrinkExcludesARank) {
+  NcclComm comm = nullptr, part = nullptr;
+  NCCL_OK(ncclCommInitAll(&comm, 1, nullptr));
+  int excluded[] = {0};
+  EXPECT_EQ(ncclCommShrink(comm, nullptr, 0, &part, nullptr, 0), kInvalidArgument);
+  EXPECT_EQ(ncclCommShrink(comm, excluded, 0, &part, nullptr, 0), kInvalidArgument);
+  EXPECT_TRUE(LastErrorSays("excludeRanksCount 0")) << ncclGetLastError(nullptr);
+  EXPECT_EQ(ncclCommShrink(comm, nullptr, 1, &part, nullptr, 0), kInvalidArgument);
+  NCCL_OK(ncclCommDestroy(comm));
+}
+
 TEST(LifeCycleTest, SeveralIdsAreOneCommunicator) {
   UniqueId ids[2];
   for (UniqueId& id : ids) NCCL_OK(ncclGetUniqueId(&id));

@@ -206,6 +206,56 @@ TEST(NonBlockingTest, CreationIsAbortedFromAnotherThread) {
   EXPECT_EQ(ncclCommGetAsyncError(comm, &state), kInvalidArgument);
 }
 
+TEST(NonBlockingTest, CreationInAGroupGoesOnAfterIt) {
+  UniqueId id;
+  NCCL_OK(ncclGetUniqueId(&id));
+  const auto create = [&](int rank) {
+    Config config = NonBlocking();
+    NcclComm comm = nullptr;
+    EXPECT_EQ(ncclGroupStart(), kSuccess);
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, 2, id, rank, &config), kSuccess);
+    EXPECT_NE(comm, nullptr);
+    EXPECT_EQ(ncclGroupEnd(), kInProgress);
+    return comm;
+  };
+  NcclComm first = create(0);  // the other rank is not there yet
+  int state = kSuccess;
+  NCCL_OK(ncclCommGetAsyncError(first, &state));
+  EXPECT_EQ(state, kInProgress);
+  NcclComm second = create(1);
+  std::thread other([&] {
+    ASSERT_EQ(WaitUntilSettled(second), kSuccess) << ncclGetLastError(second);
+    EXPECT_EQ(Members(second, 1), 0b11U);
+  });
+  ASSERT_EQ(WaitUntilSettled(first), kSuccess) << ncclGetLastError(first);
+  EXPECT_EQ(Members(first, 0), 0b11U);
+  other.join();
+  NCCL_OK(ncclCommDestroy(first));
+  NCCL_OK(ncclCommDestroy(second));
+}
+
+TEST(NonBlockingTest, AFailedCreationSaysWhy) {
+  UniqueId id;
+  NCCL_OK(ncclGetUniqueId(&id));
+  Config config = NonBlocking();
+  NcclComm comms[2] = {};
+  for (NcclComm& comm : comms) {  // both are rank 1
+    ASSERT_EQ(ncclCommInitRankConfig(&comm, 3, id, 1, &config), kInProgress);
+  }
+  const Clock::time_point start = Clock::now();
+  int state = kInProgress;
+  for (size_t i = 0; state == kInProgress && SecondsSince(start) < kSoon; i = 1 - i) {
+    NCCL_OK(ncclCommGetAsyncError(comms[i], &state));
+    if (state != kInProgress) {
+      EXPECT_TRUE(LastErrorSays("rank 1")) << ncclGetLastError(nullptr);
+      EXPECT_EQ(std::string(ncclGetLastError(comms[i])), ncclGetLastError(nullptr));
+    }
+    usleep(500);
+  }
+  EXPECT_NE(state, kInProgress);
+  for (NcclComm comm : comms) EXPECT_EQ(ncclCommAbort(comm), kSuccess);
+}
+
 TEST(NonBlockingTest, FinalizationIsPolledAndMayBeAborted) {
   for (const bool abort : {false, true}) {
     UniqueId id;

@@ -140,6 +140,15 @@ void Moves(const Case& c) {
   c.Check("all-to-all", all, all, exchanged, exchanged, [&](const void* send, void* recv) {
     return ncclAlltoAll(send, recv, c.count, c.type, c.comm, nullptr);
   });
+  // In place, with segments that differ between any two ranks in both directions.
+  const auto own = [&](size_t i) { return 1 + (c.rank + 2 * static_cast<int>(i / c.count)) % 3; };
+  const auto theirs = [&](size_t i) {
+    return 1 + (static_cast<int>(i / c.count) + 2 * c.rank) % 3;
+  };
+  std::vector<std::byte> buffer = Make(c.type, all, own);
+  EXPECT_EQ(ncclAlltoAll(buffer.data(), buffer.data(), c.count, c.type, c.comm, nullptr), kSuccess)
+      << ncclGetLastError(nullptr);
+  EXPECT_EQ(buffer, Make(c.type, all, theirs)) << "all-to-all in place, type " << c.type;
   c.Check(
       "send and receive", c.count, c.count, mine,
       [&](size_t i) { return value((c.rank + kRanks - 1) % kRanks, i); },

@@ -98,11 +98,11 @@ class ProgramsTest(unittest.TestCase):
     def test_the_report(self):
         with tempfile.TemporaryDirectory() as directory:
             command = [self.work / "allreduce", f"{directory}/id"]
-            ranks = [subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            ranks = [subprocess.Popen(command, text=True, stdout=subprocess.PIPE,
                                       env=self.environment(RANK=str(rank), WORLD_SIZE="2", INCCL_NCCL_LOG="1",
                                                            INCCL_NCCL_POLICY="*,*,1G->bf16;allreduce,*,0->hbi:bits=8"))
                      for rank in range(2)]
-            texts = [rank.communicate(timeout=200)[1] for rank in ranks]
+            texts = [rank.communicate(timeout=200)[0] for rank in ranks]
         for text in texts:
             self.assertIn("rule 1 -> bf16: 0 calls of 0 bytes\n", text)
             self.assertRegex(text, r"rule 2 -> hbi:bits=8: 1 calls of 262144 bytes; sent \d+ bytes, saved \d+, error at "

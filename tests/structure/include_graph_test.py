@@ -45,7 +45,7 @@ ALLOWED["ext"] = {"ext", "inccl"}  # users of the C API
 RESTRICTED = [
     (re.compile(r"hwy/.*"), {"compress"}),
     (re.compile(r"openssl/.*"), {"bootstrap"}),
-    (re.compile(r"(sys/socket|sys/un|netinet/.*|arpa/.*|netdb)\.h"), {"base", "bootstrap", "control", "transport"}),
+    (re.compile(r"(sys/socket|sys/un|netinet/.*|arpa/.*|netdb)\.h"), {"base", "bootstrap", "control", "ext", "transport"}),
     (re.compile(r"(.*intrin|arm_neon|arm_sve)\.h"), {"compress", "base"}),
     (re.compile(r"(infiniband|ucp|ucs|uct|rdma)/.*"), {"transport"}),
     (re.compile(r"hwloc(/.*|\.h)"), {"topology"}),

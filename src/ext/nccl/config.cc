@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ext/nccl/environment.h"
 #include "ext/nccl/error.h"
 
 namespace inccl::nccl {
@@ -69,7 +70,7 @@ ResultCode Convert(const Config* given, OwnConfig* own) {
     const ResultCode result = Copy(*given, &config);
     if (result != CCL_SUCCESS) return result;
   }
-  const char* const blocking = secure_getenv("NCCL_COMM_BLOCKING");
+  const char* const blocking = Variable("NCCL_COMM_BLOCKING");
   if (blocking != nullptr && (strcmp(blocking, "0") == 0 || strcmp(blocking, "1") == 0)) {
     config.blocking = blocking[0] - '0';
   }

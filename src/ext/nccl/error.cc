@@ -4,16 +4,10 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <strings.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <initializer_list>
 
 #include "ext/nccl/export.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/log.h"
 #include "ext/nccl/version.h"
 
 namespace inccl::nccl {
@@ -32,49 +26,7 @@ void Keep(const char* text) {
   pthread_mutex_unlock(&last_error_mutex);
 }
 
-Level LevelOf(const char* text) {
-  if (strcasecmp(text, "VERSION") == 0) return Level::kVersion;
-  if (strcasecmp(text, "WARN") == 0) return Level::kWarn;
-  if (strcasecmp(text, "INFO") == 0 || strcasecmp(text, "ABORT") == 0 ||
-      strcasecmp(text, "TRACE") == 0) {
-    return Level::kInfo;
-  }
-  return Level::kNone;
-}
-
-Level ReadLevel() {
-  for (const char* name : {"INCCL_DEBUG", "NCCL_DEBUG"}) {
-    const char* const value = secure_getenv(name);
-    if (value != nullptr && value[0] != '\0') return LevelOf(value);
-  }
-  return Level::kNone;
-}
-
 }  // namespace
-
-Level DebugLevel() {
-  static int known = -1;  // two threads may both find it out
-  int level = __atomic_load_n(&known, __ATOMIC_RELAXED);
-  if (level < 0) {
-    level = static_cast<int>(ReadLevel());
-    __atomic_store_n(&known, level, __ATOMIC_RELAXED);
-  }
-  return static_cast<Level>(level);
-}
-
-// Log scrapers look for "NCCL WARN" and "NCCL INFO".
-void PrintLine(const char* level, const char* text) {
-  char host[64] = "";
-  gethostname(host, sizeof host - 1);
-  char line[kTextBytes + 160];
-  const int length = snprintf(line, sizeof line, "%s:%d:%ld NCCL %s %s\n", host, getpid(),
-                              syscall(SYS_gettid), level, text);
-  if (length > 0) {
-    const size_t bytes =
-        static_cast<size_t>(length) < sizeof line ? static_cast<size_t>(length) : sizeof line - 1;
-    (void)!write(STDERR_FILENO, line, bytes);
-  }
-}
 
 void Warn(const char* format, ...) {
   char text[kTextBytes];
@@ -96,14 +48,16 @@ void Info(const char* format, ...) {
   PrintLine("INFO", text);
 }
 
-ResultCode FromError(ccl_result_t result) {
-  if (result == CCL_IN_PROGRESS) return CCL_IN_PROGRESS;
-  const Library* const library = FindLibrary();
-  if (library != nullptr) Keep(library->get_last_error(nullptr));
-  if (result == CCL_TIMEOUT && ReportedVersion() < kFirstVersionWithTimeout) {
-    return CCL_REMOTE_ERROR;
+ResultCode FromErrorOf(Comm comm, ccl_result_t error) {
+  if (const Library* const library = FindLibrary(); library != nullptr) {
+    Keep(library->get_last_error(comm));
   }
-  return result;
+  const bool unknown = error == CCL_TIMEOUT && ReportedVersion() < kFirstVersionWithTimeout;
+  return unknown ? CCL_REMOTE_ERROR : error;
+}
+
+ResultCode FromError(ccl_result_t result) {
+  return result == CCL_IN_PROGRESS ? CCL_IN_PROGRESS : FromErrorOf(nullptr, result);
 }
 
 }  // namespace inccl::nccl
@@ -125,6 +79,14 @@ INCCL_NCCL_EXPORT(const char*, GetErrorString, (int result)) {
   }
 }
 
-INCCL_NCCL_EXPORT(const char*, GetLastError, (inccl::nccl::Comm /*comm*/)) {
+// NCCL ignores `comm`. Here a communicator that has failed has a text of its own.
+INCCL_NCCL_EXPORT(const char*, GetLastError, (inccl::nccl::Comm comm)) {
+  const inccl::nccl::Library* const library =
+      comm == nullptr ? nullptr : __atomic_load_n(&inccl::nccl::opened_library, __ATOMIC_ACQUIRE);
+  ccl_result_t state = CCL_SUCCESS;
+  if (library != nullptr && library->comm_get_async_error(comm, &state) == CCL_SUCCESS &&
+      state != CCL_SUCCESS && state != CCL_IN_PROGRESS) {
+    return library->get_last_error(comm);
+  }
   return inccl::nccl::last_error;
 }

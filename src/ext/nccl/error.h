@@ -8,12 +8,6 @@
 
 namespace inccl::nccl {
 
-// Levels of NCCL_DEBUG.
-enum class Level { kNone, kVersion, kWarn, kInfo };
-
-// The level of INCCL_DEBUG, else of NCCL_DEBUG; without either kNone.
-Level DebugLevel();
-
 // Keeps the text for ncclGetLastError, and prints it if the level is kWarn or above. The text is at
 // most 1023 bytes.
 __attribute__((format(printf, 1, 2))) void Warn(const char* format, ...);
@@ -21,12 +15,11 @@ __attribute__((format(printf, 1, 2))) void Warn(const char* format, ...);
 // Prints a line at level kInfo.
 __attribute__((format(printf, 1, 2))) void Info(const char* format, ...);
 
-// The line of a level, without a condition.
-void PrintLine(const char* level, const char* text);
-
 // The result of a call of libinccl as a result of NCCL. Keeps the text of an error for
 // ncclGetLastError; libinccl has logged it.
 ResultCode FromError(ccl_result_t result);
+// As FromError, for the error of a communicator that another call has met.
+ResultCode FromErrorOf(Comm comm, ccl_result_t error);
 inline ResultCode From(ccl_result_t result) {
   return __builtin_expect(result == CCL_SUCCESS, 1) ? 0 : FromError(result);
 }

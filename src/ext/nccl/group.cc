@@ -5,6 +5,7 @@
 #include "ext/nccl/error.h"
 #include "ext/nccl/export.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/log.h"
 
 namespace inccl::nccl {
 namespace {
@@ -12,9 +13,11 @@ namespace {
 // Initial-exec: no call of the loader for each use.
 __attribute__((tls_model("initial-exec"))) thread_local int depth = 0;
 __attribute__((tls_model("initial-exec"))) thread_local ResultCode first_error = CCL_SUCCESS;
+__attribute__((tls_model("initial-exec"))) thread_local ResultCode progress = CCL_SUCCESS;
 
 // Ends the group of libinccl without starting its calls: a call that fails spoils it.
 void Drop(const Library& library) {
+  const Silence silence;
   (void)library.allreduce(nullptr, nullptr, 0, CCL_FLOAT32, CCL_SUM, nullptr, nullptr);
   (void)library.group_end();
 }
@@ -45,6 +48,8 @@ ResultCode Fail(ResultCode result) {
   return result;
 }
 
+void ProgressesAfterGroup() { progress = CCL_IN_PROGRESS; }
+
 }  // namespace inccl::nccl
 
 using inccl::nccl::Library;
@@ -73,7 +78,9 @@ INCCL_NCCL_EXPORT(int, GroupEnd, ()) {
     inccl::nccl::Drop(*library);
   }
   inccl::nccl::GroupEnded(result == CCL_SUCCESS);
-  return result;
+  const ResultCode progress = inccl::nccl::progress;
+  inccl::nccl::progress = CCL_SUCCESS;
+  return result == CCL_SUCCESS ? progress : result;
 }
 
 INCCL_NCCL_EXPORT(int, GroupSimulateEnd, (inccl::nccl::SimInfo * info)) {
@@ -84,6 +91,7 @@ INCCL_NCCL_EXPORT(int, GroupSimulateEnd, (inccl::nccl::SimInfo * info)) {
   result = inccl::nccl::TakeFirstError();
   inccl::nccl::Drop(*library);
   inccl::nccl::GroupEnded(false);
+  inccl::nccl::progress = CCL_SUCCESS;
   if (result != CCL_SUCCESS || info == nullptr) return result;
   if (info->magic != inccl::nccl::kSimInfoMagic || info->size < sizeof *info) {
     inccl::nccl::Warn("ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER");

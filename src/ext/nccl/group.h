@@ -15,6 +15,10 @@ bool InGroup();
 // for errors that libinccl does not know of.
 ResultCode Fail(ResultCode result);
 
+// What a call of the group has started goes on after it: the outermost ncclGroupEnd returns
+// ncclInProgress.
+void ProgressesAfterGroup();
+
 }  // namespace inccl::nccl
 
 #endif  // INCCL_EXT_NCCL_GROUP_H_

@@ -9,6 +9,7 @@
 
 #include "ext/nccl/environment.h"
 #include "ext/nccl/error.h"
+#include "ext/nccl/log.h"
 #include "ext/nccl/policy.h"
 
 namespace inccl::nccl {
@@ -47,6 +48,11 @@ void* OpenAny() {
   return library != nullptr ? library : dlopen(kName, RTLD_NOW | RTLD_LOCAL);
 }
 
+// This library tells its version itself.
+void PrintLibraryLine(const char* level, const char* text) {
+  if (strcmp(level, "VERSION") != 0) PrintLine(level, text);
+}
+
 bool Resolve(void* library) {
 #define INCCL_NCCL_RESOLVE(name)                                                             \
   functions.name = reinterpret_cast<decltype(functions.name)>(dlsym(library, "ccl_" #name)); \
@@ -60,7 +66,6 @@ bool Resolve(void* library) {
 }
 
 void Open() {
-  TranslateEnvironment();
   void* const library = OpenAny();
   if (library == nullptr) {
     const char* const why = dlerror();
@@ -71,6 +76,8 @@ void Open() {
     Warn("libinccl is of another version than this libnccl.so.2, %d.%d", CCL_MAJOR, CCL_MINOR);
     return;
   }
+  (void)functions.set_log_function(PrintLibraryLine);
+  PassVariables(functions);
   ReadPolicy(&functions);
   __atomic_store_n(&opened_library, &functions, __ATOMIC_RELEASE);
 }

@@ -50,7 +50,9 @@ namespace inccl::nccl {
   X(reduce_scatter)             \
   X(reduce_scatter_compressed)  \
   X(scatter)                    \
-  X(send)
+  X(send)                       \
+  X(set_log_function)           \
+  X(set_variable)
 
 struct Library {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): it declares `name`

@@ -3,6 +3,7 @@
 // Creates, divides, queries and ends communicators.
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ext/nccl/communicators.h"
 #include "ext/nccl/config.h"
@@ -11,6 +12,7 @@
 #include "ext/nccl/export.h"
 #include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/log.h"
 #include "ext/nccl/policy.h"
 #include "ext/nccl/report.h"
 #include "ext/nccl/version.h"
@@ -28,7 +30,7 @@ void TellVersion(const Library& library) {
   snprintf(text, sizeof text, "INCCL version %d.%d.%d (NCCL %d.%d.%d API)", version / 10000,
            version / 100 % 100, version % 100, reported / 10000, reported / 100 % 100,
            reported % 100);
-  PrintLine("INFO", text);
+  PrintPlain(text);
 }
 
 ResultCode Init(const char* function, Comm* comm, int nranks, const UniqueId& id, int rank,
@@ -47,6 +49,10 @@ ResultCode Init(const char* function, Comm* comm, int nranks, const UniqueId& id
   result = From(library->comm_init_rank_config(comm, nranks, same, rank, &own.config));
   if (result != CCL_SUCCESS && result != CCL_IN_PROGRESS) return result;
   Created(comm, own.name);
+  if (result == CCL_IN_PROGRESS && InGroup()) {
+    ProgressesAfterGroup();
+    return CCL_SUCCESS;
+  }
   if (result == CCL_SUCCESS && !InGroup()) {
     Info("%s comm %p rank %d nranks %d - Init COMPLETE", function, static_cast<void*>(*comm), rank,
          nranks);
@@ -63,6 +69,38 @@ void CreatedFrom(ResultCode result, Comm parent, Comm* newcomm, const Config* co
   char name[kNameBytes];
   NameOf(parent, name);
   Created(newcomm, config == nullptr ? name : own.name);
+}
+
+ccl_result_t WaitUntilSettled(const Library& library, Comm comm) {
+  ccl_result_t state = CCL_IN_PROGRESS;
+  while (state == CCL_IN_PROGRESS) {
+    const ccl_result_t result = library.comm_get_async_error(comm, &state);
+    if (result != CCL_SUCCESS) return result;
+    if (state == CCL_IN_PROGRESS) usleep(500);
+  }
+  return state;
+}
+
+// A revoked communicator of libinccl can only shrink. So its ranks, none of which is excluded,
+// first make another one, and split that.
+ResultCode SplitRevoked(const Library& library, Comm comm, int color, int key, Comm* newcomm,
+                        const ccl_config_t* config) {
+  if (InGroup()) {
+    Warn("ncclCommSplit: in a group, a revoked communicator cannot be split");
+    return Fail(CCL_INVALID_USAGE);
+  }
+  if (newcomm == nullptr) return From(library.comm_split(comm, color, key, nullptr, config));
+  *newcomm = nullptr;
+  Comm all = nullptr;
+  ccl_result_t result = library.comm_shrink(comm, nullptr, 0, &all, config, CCL_SHRINK_ABORT);
+  if (result == CCL_SUCCESS || result == CCL_IN_PROGRESS) {
+    result = WaitUntilSettled(library, all);
+    if (result == CCL_SUCCESS) result = library.comm_split(all, color, key, newcomm, nullptr);
+    if (result == CCL_IN_PROGRESS) result = WaitUntilSettled(library, all);
+  }
+  const ResultCode own = result == CCL_SUCCESS ? CCL_SUCCESS : FromErrorOf(all, result);
+  if (all != nullptr) (void)library.comm_destroy(all);
+  return own;
 }
 
 }  // namespace
@@ -132,8 +170,10 @@ INCCL_NCCL_EXPORT(int, CommSplit, (Comm comm, int color, int key, Comm* newcomm,
   OwnConfig own;
   ResultCode result = inccl::nccl::Convert(config, &own);
   if (result != CCL_SUCCESS) return Fail(result);
-  result = From(
-      library->comm_split(comm, color, key, newcomm, config == nullptr ? nullptr : &own.config));
+  const ccl_config_t* const given = config == nullptr ? nullptr : &own.config;
+  result = inccl::nccl::IsRevoked(comm)
+               ? inccl::nccl::SplitRevoked(*library, comm, color, key, newcomm, given)
+               : From(library->comm_split(comm, color, key, newcomm, given));
   inccl::nccl::CreatedFrom(result, comm, newcomm, config, own);
   return result;
 }
@@ -142,6 +182,11 @@ INCCL_NCCL_EXPORT(int, CommShrink,
                   (Comm comm, int* excluded, int count, Comm* newcomm, Config* config, int flags)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (excluded == nullptr || count <= 0) {
+    Warn("ncclCommShrink: excludeRanksList %p, excludeRanksCount %d: no rank is excluded",
+         static_cast<void*>(excluded), count);
+    return Fail(CCL_INVALID_ARGUMENT);
+  }
   OwnConfig own;
   ResultCode result = inccl::nccl::Convert(config, &own);
   if (result != CCL_SUCCESS) return Fail(result);
@@ -172,6 +217,7 @@ INCCL_NCCL_EXPORT(int, CommFinalize, (Comm comm)) {
     return CCL_INVALID_USAGE;
   }
   const ResultCode result = From(library->comm_finalize(comm));
+  if (result == CCL_SUCCESS || result == CCL_IN_PROGRESS) inccl::nccl::Finalized(comm);
   if (result != CCL_INVALID_USAGE) return result;
   // Either the communicator has failed, or this is the second call.
   ccl_result_t state = CCL_SUCCESS;
@@ -206,7 +252,7 @@ INCCL_NCCL_EXPORT(int, CommGetAsyncError, (Comm comm, int* error)) {
   ccl_result_t state = CCL_SUCCESS;
   const ResultCode result =
       From(library->comm_get_async_error(comm, error == nullptr ? nullptr : &state));
-  if (result == CCL_SUCCESS) *error = FromCall(comm, state);
+  if (result == CCL_SUCCESS) *error = inccl::nccl::FromState(comm, state);
   return result;
 }
 

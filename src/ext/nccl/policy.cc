@@ -10,6 +10,7 @@
 
 #include "ext/nccl/communicators.h"
 #include "ext/nccl/error.h"
+#include "ext/nccl/log.h"
 #include "ext/nccl/report.h"
 
 namespace inccl::nccl {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ext/nccl/error.h"
+#include "ext/nccl/log.h"
 
 namespace inccl::nccl {
 namespace {

@@ -6,6 +6,7 @@
 #include "ext/nccl/error.h"
 #include "ext/nccl/export.h"
 #include "ext/nccl/group.h"
+#include "ext/nccl/library.h"
 
 namespace inccl::nccl {
 namespace {
@@ -63,10 +64,23 @@ INCCL_NCCL_TEAM(TeamCft)
 INCCL_NCCL_TEAM(TeamCftMultimem)
 INCCL_NCCL_TEAM(TeamLsa)
 INCCL_NCCL_TEAM(TeamRail)
-INCCL_NCCL_TEAM(TeamWorld)
 
-INCCL_NCCL_EXPORT(int, TeamRankToLsa, (Comm /*comm*/, Team /*team*/, int rank)) { return rank; }
-INCCL_NCCL_EXPORT(int, TeamRankToWorld, (Comm /*comm*/, Team /*team*/, int rank)) { return rank; }
+INCCL_NCCL_EXPORT(Team, TeamWorld, (Comm comm)) {
+  Team world{1, 0, 1};
+  if (const inccl::nccl::Library* const library = inccl::nccl::FindLibrary(); library != nullptr) {
+    (void)library->comm_count(comm, &world.nranks);
+    (void)library->comm_user_rank(comm, &world.rank);
+  }
+  return world;
+}
+
+// This rank is number team.rank of the team, and the only rank of its own team.
+INCCL_NCCL_EXPORT(int, TeamRankToLsa, (Comm /*comm*/, Team team, int rank)) {
+  return (rank - team.rank) * team.stride;
+}
+INCCL_NCCL_EXPORT(int, TeamRankToWorld, (Comm comm, Team team, int rank)) {
+  return pncclTeamWorld(comm).rank + (rank - team.rank) * team.stride;
+}
 
 INCCL_NCCL_EXPORT(void, ResetDebugInit, ()) {}
 extern "C" INCCL_NCCL_VISIBLE void ncclResetDebugInitInternal();
