@@ -9,8 +9,8 @@
 #                  60 commits have changed
 #   --long         all that, the tests that the others leave out, lints of everything, the tests seen by clang, PyTorch's own tests of its backends, the codecs'
 #                  tests for 64-bit ARM in an emulator, every fuzz target for a minute, edits of the compressed format
-#                  that its tests must notice, stress tests of 10^5 operations on one host and on four, 256 ranks over
-#                  TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and 10 minutes
+#                  and of other sources that tests must notice, stress tests of 10^5 operations on one host and on four,
+#                  256 ranks over TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and 10 minutes
 #                  in which processors are scarce
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations (default: the cores); twice as many tests run at a time, for most of them wait
@@ -195,7 +195,8 @@ if [ "$long" = 1 ]; then
   step "tests with clang" clang_tests
   step "tests of PyTorch" pytorch_tests
   step "64-bit ARM" scripts/check_aarch64.sh -j "$jobs"
-  step "format edits" scripts/mutate_format.py -j "$jobs"
+  step "format edits" scripts/mutate_sources.py --format -j "$jobs"
+  step "source edits" scripts/mutate_sources.py --sample 12 -j "$jobs"
   step "stress" stress
   step "256 ranks" scale
   step "load" load

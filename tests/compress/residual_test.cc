@@ -100,6 +100,45 @@ TEST(ResidualTest, RollbackOfACallAfterAnEqualNumber) {
   EXPECT_EQ(ValuesOf(&residual), sum);
 }
 
+// Of three calls of an owner the last one is taken back, whether or not another has failed since:
+// the total then gets back what the second call has left, in every place.
+TEST(ResidualTest, RollbackOfATotalInItsOwnCall) {
+  constexpr size_t kElements = 2 * kSuperblock;
+  const std::vector<float> zeros(kElements);
+  const auto call = [&](Residual* residual, float first, float second, uint64_t operation) {
+    ASSERT_TRUE(residual->Take().ok());
+    residual->SetErrors(0, zeros);
+    const std::vector<float> sum(kSuperblock, first), other(kSuperblock, second);
+    residual->SetTotal(0, 1, sum, zeros.data());
+    residual->SetTotal(1, 2, other, zeros.data());
+    residual->End(operation != 0, operation);
+  };
+  const auto expect = [](Residual* residual, float first, float second) {
+    const std::vector<float> values = ValuesOf(residual);
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(values[i], i < kSuperblock ? first : second) << i;
+    }
+    std::vector<float> got(kSuperblock);
+    residual->CorrectTotal(1, 4, got);
+    EXPECT_EQ(got, std::vector<float>(kSuperblock, 4 * second));
+  };
+  for (const bool fails : {false, true}) {
+    SCOPED_TRACE(fails);
+    Residual residual(kElements, {});
+    call(&residual, 1, 2, 1);
+    call(&residual, 3, 6, 2);
+    call(&residual, 5, 10, 3);
+    expect(&residual, 5, 5);
+    if (fails) call(&residual, 7, 14, 0);
+    EXPECT_TRUE(residual.Rollback(2).ok());
+    expect(&residual, 3, 3);
+    call(&residual, 9, 18, 3);  // the call is made again
+    expect(&residual, 9, 9);
+    EXPECT_TRUE(residual.Rollback(2).ok());
+    expect(&residual, 3, 3);
+  }
+}
+
 TEST(ResidualTest, ScalesRoundsAndMixes) {
   Residual plain(2, {}), narrow(2, {.storage = DataType::kBfloat16});
   Residual mixed(2, {.storage = DataType::kFloat32, .keep = 0.5f});

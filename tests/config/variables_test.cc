@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <map>
 #include <set>
 #include <string>
@@ -186,6 +187,38 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
     EXPECT_NE(env.status().message().find(name), std::string::npos) << env.status().message();
     EXPECT_NE(env.status().message().find(value), std::string::npos) << env.status().message();
   }
+}
+
+// The table's text is what users read: both ends are taken, and nothing beyond.
+TEST(EnvTest, IntegersHaveTheLimitsOfTheTable) {
+  int found = 0;
+  for (const VariableInfo& info : VariableTable()) {
+    std::string values = info.values;
+    if (const size_t power = values.find("2^62"); power != std::string::npos) {
+      values.replace(power, 4, std::to_string(int64_t{1} << 62));
+    }
+    const size_t to = values.find(" to ");
+    if (std::string(info.type) != "integer" || to == std::string::npos) continue;
+    if (isdigit(values[to + 4]) == 0) continue;  // "size - 1"
+    const size_t before = values.find_last_not_of("-0123456789", to - 1);
+    const std::string first = values.substr(before == std::string::npos ? 0 : before + 1);
+    const int64_t high = std::stoll(values.substr(to + 4));
+    const int64_t low = values.find("; 0: ") != std::string::npos ? 0 : std::stoll(first);
+    ASSERT_LT(low, high) << info.name;
+    ++found;
+    for (const int64_t good : {low, high}) {
+      // Alone, some values conflict with others; then the text names both.
+      const Status status = Read({{info.name, std::to_string(good)}}).status();
+      EXPECT_EQ(status.message().find("is not in ["), std::string::npos) << status.message();
+    }
+    for (const int64_t wrong : {low - 1, high + 1}) {
+      EXPECT_FALSE(Read({{info.name, std::to_string(wrong)}}).ok()) << info.name << "=" << wrong;
+    }
+  }
+  EXPECT_GE(found, 10);
+  EXPECT_EQ(Read({{"INCCL_PORT_RANGE", "4700-4700"}})->port_range, (PortRange{4700, 4700}));
+  EXPECT_EQ(Read({{"INCCL_PORT_RANGE", "4700"}})->port_range, (PortRange{4700, 4700}));
+  EXPECT_EQ(Read({{"INCCL_PORT_RANGE", "1-65535"}})->port_range, (PortRange{1, 65535}));
 }
 
 TEST(EnvTest, ABadValueIsNamedWithItsPlace) {

@@ -192,6 +192,42 @@ TEST_F(WarningTest, AfterTenSecondsInACallTheMissingRanksAreNamedOnce) {
   EXPECT_EQ(Warnings().size(), 2u);
 }
 
+// What a peer says of itself must be of now: a stall of before, whose rank has gone on or is busy
+// with something else, is not part of a circle, and its ranks are not blamed.
+TEST_F(WarningTest, AStallOfBeforeIsNoStall) {
+  for (const bool goes_on : {false, true}) {
+    SCOPED_TRACE(goes_on);
+    Ranks ranks(3);
+    std::vector<Call> calls(1);
+    calls[0].kind = CallKind::kRecv;
+    for (int rank = 0; rank < 3; ++rank) ranks[rank].BeginSendRecv(&calls);
+    // A circle of 0 -> 1 -> 2 -> 0 as each of them sees it.
+    EXPECT_TRUE(Stall(&ranks[1], 2, 2 * kSecond, 2 * kSecond).ok());
+    EXPECT_TRUE(Stall(&ranks[2], 0, 2 * kSecond, 2 * kSecond).ok());
+    if (goes_on) {
+      // Rank 2 has got what it waited for, and is in its next receive.
+      ranks[2].EndCall();
+      ranks[2].BeginSendRecv(&calls);
+    } else {
+      // Rank 2 has not looked for so long that it may have got it.
+      usleep(300000);
+      EXPECT_TRUE(Stall(&ranks[1], 2, 2300 * kMillisecond, 2300 * kMillisecond).ok());
+    }
+    EXPECT_TRUE(Stall(&ranks[0], 1, 2300 * kMillisecond, 2500 * kMillisecond).ok());
+    const RankStatus two = ranks[0].RankStatuses()[2];
+    EXPECT_EQ(two.state, RankStatus::State::kAnswered);
+    EXPECT_EQ(two.position.stalled, 0);
+    EXPECT_TRUE(two.position.awaits.empty());
+    // Now it looks, and waits indeed.
+    EXPECT_TRUE(Stall(&ranks[1], 2, 3 * kSecond, 3 * kSecond).ok());
+    Status status = Stall(&ranks[2], 0, 3 * kSecond, 3 * kSecond);
+    if (status.ok()) status = Stall(&ranks[0], 1, 3 * kSecond, 5 * kSecond);
+    EXPECT_EQ(status.code(), Code::kInvalidUsage);
+    EXPECT_NE(status.message().find("the ranks wait for each other"), std::string::npos)
+        << status.message();
+  }
+}
+
 // The silent one is missing, whatever it said before.
 TEST_F(WarningTest, ARankThatDoesNotAnswerIsNamed) {
   Ranks ranks(3);

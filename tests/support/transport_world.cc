@@ -24,6 +24,7 @@
 #include "support/tcp_ends.h"
 #include "transport/composite/composite_transport.h"
 #include "transport/emulated/emulated.h"
+#include "transport/lane_check.h"
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/sim/sim_world.h"
@@ -31,14 +32,17 @@
 #include "transport/ucx/ucx_transport.h"
 #include "transport/verbs/verbs_transport.h"
 #include "world/clock.h"
+#include "world/limits.h"
 #include "world/process_world.h"
 
 namespace inccl::test {
 namespace {
 
 constexpr LinkOptions kLink = {.gbps = 100, .latency_us = 2, .clock = nullptr};
-constexpr Time kDeadline = 120 * kSecond;  // of one wait: only a hang gets there
-constexpr double kWorldSeconds = 600;      // of all processes
+// Of one wait and of one sleep: only a hang gets there, or a machine that stands still.
+constexpr Time kDeadline = 60 * kSecond * kSlowness, kLongestSleep = 10 * kSecond * kSlowness;
+constexpr Time kOnTime = 200 * kMillisecond;  // after the limit of a sleep
+constexpr double kWorldSeconds = 600;         // of all processes
 
 template <typename T>
 T Checked(Result<T> result) {
@@ -46,15 +50,16 @@ T Checked(Result<T> result) {
   return std::move(result).value();
 }
 
-// Waits on the wakeup_event, as the library does, but with timeouts so long that a lost wake-up is
-// a failure.
+// Waits on the wakeup_event, as the library does, but with sleeps so long that one that ends by its
+// limit, and then finds what it has waited for, is a lost wake-up.
 class BlockingContext final : public RankContext {
  public:
   using RankContext::RankContext;
 
   void Progress() override { Checked(transport->Progress(SystemClock().Now())); }
 
-  void WaitUntil(const std::function<bool()>& poll) override {
+ protected:
+  void Wait(const std::function<bool()>& poll) override {
     const Time start = SystemClock().Now();
     WakeupEvent* wakeup_event = transport->wakeup_event();
     while (true) {
@@ -71,9 +76,15 @@ class BlockingContext final : public RankContext {
       const Time now = SystemClock().Now();
       if (now - start > kDeadline) throw std::runtime_error("deadline: nothing came");
       const Time event = NextEvent(*transport);
-      const Time longest = start + kDeadline + kSecond - now;
-      wakeup_event->Wait(token,
-                         event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
+      if (event != kNever) {
+        wakeup_event->Wait(token, std::clamp<Time>(event - now, 0, kLongestSleep));
+        continue;
+      }
+      wakeup_event->Wait(token, kLongestSleep);
+      const Time late = SystemClock().Now() - now - kLongestSleep;
+      if (late < 0 || late > kOnTime) continue;  // woken, or the machine stood still
+      Progress();
+      if (poll()) throw std::runtime_error("a wake-up was lost");
     }
   }
 };
@@ -534,7 +545,9 @@ class SimContext final : public RankContext {
   SimContext(SimRunner* runner, int r, int n, Transport* t, uint64_t seed)
       : RankContext(r, n, t, seed), runner_(runner) {}
   void Progress() override { Checked(transport->Progress(runner_->clock().Now())); }
-  void WaitUntil(const std::function<bool()>& poll) override {
+
+ protected:
+  void Wait(const std::function<bool()>& poll) override {
     while (true) {
       Progress();
       if (poll()) return;
@@ -639,25 +652,40 @@ int CountEntries(const char* directory) {
 
 }  // namespace
 
+void RankContext::WaitUntil(const std::function<bool()>& poll) {
+  looked_at_ = nullptr;
+  try {
+    Wait(poll);
+  } catch (const std::runtime_error& error) {
+    const std::string what =
+        looked_at_ == nullptr ? "a condition" : looked_for_ + Describe(*looked_at_);
+    throw std::runtime_error(fmt::format("waits for {}: {}", what, error.what()));
+  }
+}
+
 std::unique_ptr<SendLane> RankContext::OpenSend(const LaneSpec& spec) {
   return Checked(transport->OpenSend(spec));
 }
 std::unique_ptr<RecvLane> RankContext::OpenRecv(const LaneSpec& spec) {
   return Checked(transport->OpenRecv(spec));
 }
-bool RankContext::CanAcquire(SendLane* lane) { return Checked(lane->TryAcquire()).data != nullptr; }
+bool RankContext::CanAcquire(SendLane* lane) {
+  looked_at_ = &lane->spec(), looked_for_ = "a credit of ";
+  return Checked(lane->TryAcquire()).data != nullptr;
+}
 bool RankContext::CanPeek(RecvLane* lane) {
+  looked_at_ = &lane->spec(), looked_for_ = "a slice of ";
   RecvLane::Incoming incoming;
   return Checked(lane->TryPeek(&incoming));
 }
 Span RankContext::Acquire(SendLane* lane) {
-  Span span;
-  WaitUntil([&] { return (span = Checked(lane->TryAcquire())).data != nullptr; });
-  return span;
+  WaitUntil([&] { return CanAcquire(lane); });
+  return Checked(lane->TryAcquire());
 }
 RecvLane::Incoming RankContext::Peek(RecvLane* lane) {
+  WaitUntil([&] { return CanPeek(lane); });
   RecvLane::Incoming incoming;
-  WaitUntil([&] { return Checked(lane->TryPeek(&incoming)); });
+  EXPECT_TRUE(Checked(lane->TryPeek(&incoming)));
   return incoming;
 }
 void RankContext::Publish(SendLane* lane, const SliceHeader& header) {

@@ -17,8 +17,8 @@
 
 namespace inccl::test {
 
-// What a body has. Its methods throw std::runtime_error on an error or at the deadline of a wait,
-// which fails the test.
+// What a body has. Its methods throw std::runtime_error on an error, at the deadline of a wait, and
+// if a wake-up was lost, which fails the test; the text names the lane for which the rank waits.
 class RankContext {
  public:
   RankContext(int r, int n, Transport* t, uint64_t seed)
@@ -31,7 +31,7 @@ class RankContext {
   Rng rng;
 
   // Polls, with Progress before each poll, and sleeps in between until `poll` is true.
-  virtual void WaitUntil(const std::function<bool()>& poll) = 0;
+  void WaitUntil(const std::function<bool()>& poll);
   // One Progress.
   virtual void Progress() = 0;
 
@@ -46,6 +46,14 @@ class RankContext {
   // A slice without payload, sent and awaited: `lane` as a semaphore.
   void Signal(SendLane* lane);
   void Await(RecvLane* lane);
+
+ protected:
+  virtual void Wait(const std::function<bool()>& poll) = 0;
+
+ private:
+  // The lane at which the wait in progress has looked last.
+  const LaneSpec* looked_at_ = nullptr;
+  const char* looked_for_ = "";
 };
 
 enum class WorldKind {

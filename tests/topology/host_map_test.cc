@@ -28,6 +28,14 @@ TEST(HostMap, NumbersHostsByTheirLowestRank) {
   EXPECT_FALSE(map.SameHost(0, 1));
 }
 
+TEST(HostMap, KnowsItsSmallestAndLargestHost) {
+  const HostMap map(std::vector<uint64_t>{77, 5, 77, 9, 5, 77});
+  EXPECT_EQ(map.SmallestHost(), 1);
+  EXPECT_EQ(map.LargestHost(), 3);
+  EXPECT_EQ(HostMap::OneHost(4).SmallestHost(), 4);
+  EXPECT_EQ(HostMap::OneHost(4).LargestHost(), 4);
+}
+
 TEST(HostMap, DependsOnWhoIsTogetherOnly) {
   EXPECT_EQ(HostMap(std::vector<uint64_t>{1, 2, 1}), HostMap(std::vector<uint64_t>{9, 0, 9}));
   EXPECT_FALSE(HostMap(std::vector<uint64_t>{1, 2, 1}) == HostMap(std::vector<uint64_t>{1, 1, 2}));

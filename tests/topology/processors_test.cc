@@ -26,6 +26,7 @@ TEST(CpuListTest, ParsesWhatTheKernelWrites) {
       {"0-3", {0, 1, 2, 3}},
       {"0,2-3,9", {0, 2, 3, 9}},
       {"3,1,1-2", {1, 2, 3}},
+      {"3-3", {3}},
   };
   for (const auto& [text, cpus] : lists) {
     const Result<CpuSet> parsed = ParseCpuList(text);

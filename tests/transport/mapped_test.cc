@@ -250,6 +250,66 @@ TEST_F(MappedTest, BadDirectoryEntriesAreRefused) {
   ExpectDefect(send_->TryAcquire().status(), 1);
 }
 
+// The last place that fits is taken, the next one is not: lengths, not only offsets, are checked,
+// and nothing but the place is wrong.
+TEST_F(MappedTest, WhatSticksOutOfCommittedMemoryIsRefused) {
+  const LaneSpec spec = Spec(kPage, 9);
+  const auto wired = [&](int64_t headers_at, int64_t credit_at) {
+    auto zero = End::Make(0, 0), one = End::Make(1, 0);
+    one->Attach(zero.get());
+    zero->Attach(one.get());
+    auto send = *zero->OpenSend(spec);
+    auto recv = *one->OpenRecv(spec);
+    const auto move = [](const End& end, int64_t at) {
+      if (at == INT64_MIN) return;
+      end.entry(0)->offset = end.header()->committed + static_cast<uint64_t>(at);
+    };
+    move(*one, credit_at);  // before the producer looks
+    for (uint32_t i = 0; i < spec.depth; ++i) {
+      const Status acquired = send->TryAcquire().status();
+      if (!acquired.ok()) return acquired;
+      EXPECT_TRUE(send->Publish(SliceHeader{0, i, 0}).ok());
+    }
+    move(*zero, headers_at);
+    Status status = recv->TryPeek(&incoming_).status();
+    return status.ok() ? send->TryAcquire().status() : status;
+  };
+  const auto headers = static_cast<int64_t>(HeadersBytes(spec.depth));
+  const auto credit = static_cast<int64_t>(CreditBytes(spec.depth));
+  EXPECT_TRUE(wired(INT64_MIN, INT64_MIN).ok());
+  // The end of the memory holds zeros here: headers of no slices, a credit of none.
+  EXPECT_TRUE(wired(-headers, -credit).ok());
+  for (const int64_t at : {-headers + 64, int64_t{-64}, int64_t{0}, int64_t{64}}) {
+    SCOPED_TRACE(at);
+    ExpectDefect(wired(at, INT64_MIN), 0);
+  }
+  for (const int64_t at : {-credit + 64, int64_t{0}, int64_t{64}}) {
+    SCOPED_TRACE(at);
+    ExpectDefect(wired(INT64_MIN, at), 1);
+  }
+}
+
+TEST_F(MappedTest, RegionsThatStickOutOfCommittedMemoryAreRefused) {
+  auto arena = std::move(*Arena::Create(std::make_unique<HeapMemory>(kArenaBytes), 0, 2));
+  ASSERT_TRUE(arena->Regions(0).ok());
+  auto* const header = reinterpret_cast<ArenaHeader*>(arena->At(0));
+  const auto view = std::move(*ArenaView::Create(arena->At(0), kArenaBytes, 0, 2));
+  ASSERT_TRUE(view->RegionsAfter(nullptr).ok());
+  const uint64_t block = RoundUp(RegionBlockBytes(2), kPage), first = header->table;
+  EXPECT_EQ(header->committed, first + block) << "it is the last thing in there";
+  for (const uint64_t at : {first + kPage, first + block, first + block + kPage, first + 64,
+                            uint64_t{kDirectoryOffset}}) {
+    SCOPED_TRACE(at);
+    header->table = at;
+    ExpectDefect(view->RegionsAfter(nullptr).status(), 0);
+  }
+  header->table = first;
+  RegionBlock* const there = *arena->Regions(0);
+  EXPECT_EQ(*view->RegionsAfter(there), nullptr);
+  there->next = first + kPage;
+  ExpectDefect(view->RegionsAfter(there).status(), 0);
+}
+
 TEST_F(MappedTest, ADirectoryDoesNotShrink) {
   Open(Spec());
   ASSERT_FALSE(*recv_->TryPeek(&incoming_));

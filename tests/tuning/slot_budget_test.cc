@@ -107,6 +107,19 @@ TEST(SlotBudgetTest, SlicesShrinkUntilTheSlotsFit) {
   EXPECT_EQ(SliceOf(Collective::kGather, Algorithm::kTwoShot, 4096, 64 * kMiB, false), 2u << 10);
 }
 
+// Slots that take all of the budget fit; one byte less is too little.
+TEST(SlotBudgetTest, TheBudgetMayBeUsedUp) {
+  for (const bool shared : {false, true}) {
+    const uint64_t bytes = SlotBytes(Collective::kAllReduce, Algorithm::kTwoShot, 64, nullptr,
+                                     {.shared_slots = shared}, 64 << 10);
+    const auto slice = [&](uint64_t budget) {
+      return SliceOf(Collective::kAllReduce, Algorithm::kTwoShot, 64, budget, shared);
+    };
+    EXPECT_EQ(slice(bytes), 64u << 10);
+    EXPECT_EQ(slice(bytes - 1), 32u << 10);
+  }
+}
+
 TunerCall CallOf(int nranks, uint64_t bytes) {
   return {{.collective = Collective::kAllReduce, .nranks = nranks, .count = bytes / 4},
           false,
