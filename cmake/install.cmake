@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` installs, in components that are also the Debian packages:
 #   runtime      libinccl.so.0
-#   development  headers, libinccl.so, CMake package, pkg-config file, documents, examples
+#   development  headers, libinccl.so, libinccl.a, CMake package, pkg-config file, documents, examples
 #   tools        the programs of tools/ and perf/ that users run, their man pages, and the recorded gradients
 #   mpi          the module with which the benchmarks run under mpirun, where MPI was found
 # And cuda, where CUDA was found, which is no Debian package: libinccl_cuda.so.0.
@@ -13,6 +13,9 @@ set(inccl_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 install(TARGETS inccl EXPORT inccl-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+if(TARGET inccl_static)
+  install(TARGETS inccl_static EXPORT inccl-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+endif()
 # A directory of its own, which LD_LIBRARY_PATH can name; both names, because some programs open libnccl.so.
 install(TARGETS inccl_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/inccl-nccl COMPONENT runtime
   NAMELINK_COMPONENT runtime)
@@ -27,8 +30,8 @@ install(EXPORT inccl-targets NAMESPACE inccl:: DESTINATION ${inccl_cmake_dir}
   COMPONENT development)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/inccl-config.cmake.in
   ${PROJECT_BINARY_DIR}/cmake/inccl-config.cmake INSTALL_DESTINATION ${inccl_cmake_dir})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/inccl-config-version.cmake
-  COMPATIBILITY SameMinorVersion)  # before 1.0 a minor version may change the API
+configure_file(${PROJECT_SOURCE_DIR}/cmake/inccl-config-version.cmake.in
+  ${PROJECT_BINARY_DIR}/cmake/inccl-config-version.cmake @ONLY)
 install(FILES
   ${PROJECT_BINARY_DIR}/cmake/inccl-config.cmake ${PROJECT_BINARY_DIR}/cmake/inccl-config-version.cmake
   DESTINATION ${inccl_cmake_dir} COMPONENT development)
@@ -51,6 +54,10 @@ endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/inccl.pc.in ${PROJECT_BINARY_DIR}/cmake/inccl.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/cmake/inccl.pc DESTINATION ${inccl_pc_dir}
   COMPONENT development)
+if(TARGET inccl_static)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/inccl-static.pc.in ${PROJECT_BINARY_DIR}/cmake/inccl-static.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/cmake/inccl-static.pc DESTINATION ${inccl_pc_dir} COMPONENT development)
+endif()
 
 # ---- documents and examples
 # The documents name each other by their places in the source tree, so these stay.

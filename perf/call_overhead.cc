@@ -9,7 +9,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -19,6 +18,8 @@
 #include "perf/support/fork_world.h"
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
+#include "perf/support/output.h"
+#include "perf/support/record.h"
 
 namespace inccl::perf {
 namespace {
@@ -80,7 +81,7 @@ int RunRound(const Options& options, std::vector<Overhead>* runs) {
   const int code = RunForked("call_overhead", options.ranks, [&](World& world) -> int {
     Result<Overhead> overhead = MeasureOverhead(world, options.measure);
     if (!overhead.ok()) {
-      fmt::print(stderr, "call_overhead: rank {}: {}\n", world.rank(), overhead.status().message());
+      PrintError("call_overhead: rank {}: {}\n", world.rank(), overhead.status().message());
       return kExitFailed;
     }
     if (world.rank() != 0) return kExitOk;
@@ -127,17 +128,17 @@ std::vector<Line> LinesOf(const Overhead& o) {
 // Prints the table; true if everything that shall be checked is within its limit.
 bool Report(const Options& options, const Overhead& overhead) {
   const Host host = ThisHost();
-  fmt::print("# {} on {} cores, {} ranks, medians of {} rounds in fresh processes\n", host.cpu,
-             host.cores, options.ranks, options.rounds);
+  PrintOut("# {} on {} cores, {} ranks, medians of {} rounds in fresh processes\n", host.cpu,
+           host.cores, options.ranks, options.rounds);
   bool right = true;
   for (const Line& line : LinesOf(overhead)) {
     const bool checked =
         std::find(options.checks.begin(), options.checks.end(), line.kind) != options.checks.end();
     const bool failed = line.limit > 0 && line.value > line.limit;
     right = right && !(checked && failed);
-    fmt::print("{:<46} {:>10.2f} {:<4}{}\n", line.what, line.value, line.unit,
-               line.limit > 0 ? fmt::format("  goal {:g}{}", line.limit, failed ? ": above" : "")
-                              : std::string());
+    PrintOut("{:<46} {:>10.2f} {:<4}{}\n", line.what, line.value, line.unit,
+             line.limit > 0 ? fmt::format("  goal {:g}{}", line.limit, failed ? ": above" : "")
+                            : std::string());
   }
   return right;
 }
@@ -152,10 +153,7 @@ Status WriteJson(const Options& options, const Overhead& overhead) {
                            {"nranks", options.ranks},
                            {"rounds", options.rounds}}},
                          {"overhead", ToJson(overhead)}};
-  std::ofstream file(options.json);
-  file << document.dump(1) << "\n";
-  file.close();
-  return file ? Status() : SystemError(options.json + ": cannot be written");
+  return WriteDocument(options.json, document);
 }
 
 int OverheadMain(const Options& options) {
@@ -167,18 +165,15 @@ int OverheadMain(const Options& options) {
   const bool right = Report(options, overhead);
   if (!options.json.empty()) {
     if (Status s = WriteJson(options, overhead); !s.ok()) {
-      fmt::print(stderr, "call_overhead: {}\n", s.message());
+      PrintError("call_overhead: {}\n", s.message());
       return kExitFailed;
     }
   }
   return right ? kExitOk : kExitWrong;
 }
 
-}  // namespace
-}  // namespace inccl::perf
-
-int main(int argc, char** argv) {
-  inccl::perf::Options options;
+int Main(int argc, char** argv) {
+  Options options;
   options.measure.codecs = {"none", "hbi:bits=6"};
   CLI::App app("What a communicator and a call cost. Manual: docs/call-overhead.md");
   app.add_option("--ranks", options.ranks, "processes")->check(CLI::Range(2, 64));
@@ -194,16 +189,23 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
   for (const std::string& text : options.sizes) {
-    const inccl::Result<uint64_t> size = inccl::perf::ParseSize(text);
+    const Result<uint64_t> size = ParseSize(text);
     if (!size.ok() || *size < sizeof(float)) {
-      fmt::print(stderr, "call_overhead: --bytes {}: {}\n", text,
+      PrintError("call_overhead: --bytes {}: {}\n", text,
                  size.ok() ? "less than an element" : size.status().message());
-      return inccl::perf::kExitUsage;
+      return kExitUsage;
     }
     options.measure.sizes.push_back(*size);
   }
-  return inccl::perf::OverheadMain(options);
+  return OverheadMain(options);
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); });
 }

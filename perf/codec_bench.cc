@@ -26,6 +26,7 @@
 #include "perf/kernels/kernel_cases.h"
 #include "perf/kernels/reducer_cases.h"
 #include "perf/support/instruction_count.h"
+#include "perf/support/output.h"
 
 namespace inccl::perf {
 namespace {
@@ -97,7 +98,7 @@ struct Instructions {
 
 Result<Instructions> PrintInstructions(const KernelCases& cases, bool only_goals) {
   Instructions all;
-  fmt::print("{:<20} {:<10} {:>12} {:>8}\n", "kernel", "target", "instructions", "goal");
+  PrintOut("{:<20} {:<10} {:>12} {:>8}\n", "kernel", "target", "instructions", "goal");
   for (const KernelCase& kernel : cases.all()) {
     if (!kernel.counts_exactly) continue;
     for (const std::string& target : TargetsOf(kernel)) {
@@ -108,22 +109,21 @@ Result<Instructions> PrintInstructions(const KernelCases& cases, bool only_goals
       const bool miss = goal && *count > kGoalSlack * *goal;
       ++all.measured;
       all.missed += miss ? 1 : 0;
-      fmt::print("{:<20} {:<10} {:>12.3f} {:>8}{}\n", kernel.name,
-                 kernel.every_target ? target : "any", *count,
-                 goal ? fmt::format("{:.3f}", *goal) : "-", miss ? "  MISSED" : "");
+      PrintOut("{:<20} {:<10} {:>12.3f} {:>8}{}\n", kernel.name,
+               kernel.every_target ? target : "any", *count,
+               goal ? fmt::format("{:.3f}", *goal) : "-", miss ? "  MISSED" : "");
       std::fflush(stdout);
     }
   }
-  fmt::print("instructions per element: {} kernels, {} above {} times the goal\n", all.measured,
-             all.missed, kGoalSlack);
+  PrintOut("instructions per element: {} kernels, {} above {} times the goal\n", all.measured,
+           all.missed, kGoalSlack);
   return all;
 }
 
 int RunInstructions(const KernelCases& cases, bool only_goals) {
   const Result<Instructions> all = PrintInstructions(cases, only_goals);
   if (!all.ok()) {
-    fmt::print(stderr, "codec_bench: {}: {}\n", CodeName(all.status().code()),
-               all.status().message());
+    PrintError("codec_bench: {}: {}\n", CodeName(all.status().code()), all.status().message());
     return all.status().code() == Code::kSystemError ? kNotMeasured : kError;
   }
   if (all->measured == 0) return kNotMeasured;
@@ -139,35 +139,40 @@ int RunTables(std::string_view argument, std::string_view option, uint64_t unit,
   if (!elements.empty()) {
     const auto [end, error] = std::from_chars(elements.begin(), elements.end(), count);
     if (error != std::errc() || end != elements.end() || count < unit || count % unit != 0) {
-      fmt::print(stderr, "codec_bench: {}={}: expected a multiple of {}\n", option, elements, unit);
+      PrintError("codec_bench: {}={}: expected a multiple of {}\n", option, elements, unit);
       return kCommandLine;
     }
   }
   const Status status = print(count);
   if (status.ok()) return kRan;
-  fmt::print(stderr, "codec_bench: {}: {}\n", CodeName(status.code()), status.message());
+  PrintError("codec_bench: {}: {}\n", CodeName(status.code()), status.message());
   return kError;
+}
+
+int Main(int argc, char** argv) {
+  const std::string_view first = argc == 2 ? argv[1] : "";
+  if (first == "--reducers" || first.starts_with("--reducers=")) {
+    return RunTables(first, "--reducers", 1024, PrintReducers);
+  }
+  if (first == "--cold" || first.starts_with("--cold=")) {
+    return RunTables(first, "--cold", kWindow, PrintCold);
+  }
+  const KernelCases cases;
+  if (first == "--instructions" || first == "--goals") {
+    return RunInstructions(cases, first == "--goals");
+  }
+  Register(cases);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return kCommandLine;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return kRan;
 }
 
 }  // namespace
 }  // namespace inccl::perf
 
 int main(int argc, char** argv) {
-  const std::string_view first = argc == 2 ? argv[1] : "";
-  if (first == "--reducers" || first.starts_with("--reducers=")) {
-    return inccl::perf::RunTables(first, "--reducers", 1024, inccl::perf::PrintReducers);
-  }
-  if (first == "--cold" || first.starts_with("--cold=")) {
-    return inccl::perf::RunTables(first, "--cold", inccl::kWindow, inccl::perf::PrintCold);
-  }
-  const inccl::perf::KernelCases cases;
-  if (first == "--instructions" || first == "--goals") {
-    return inccl::perf::RunInstructions(cases, first == "--goals");
-  }
-  inccl::perf::Register(cases);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return inccl::perf::kCommandLine;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); },
+                                 inccl::perf::kError);
 }

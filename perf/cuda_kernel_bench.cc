@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -21,6 +20,8 @@
 #include "compress/hbi/plan.h"
 #include "compress/hbi/side_words.h"
 #include "perf/cuda/device.h"
+#include "perf/support/output.h"
+#include "perf/support/record.h"
 
 namespace inccl::perf {
 namespace {
@@ -58,8 +59,8 @@ struct Measured {
 void AddRow(const Measured& measured, double copy_gbs, nlohmann::json* rows) {
   const double gbs = measured.bytes / measured.ms / 1e6;
   const double per_element = measured.bytes / static_cast<double>(measured.elements);
-  fmt::print("{:>4} {:<22} {:9.3f} ms {:8.1f} GB/s {:6.2f} of copy {:7.2f} bytes/element\n",
-             measured.bits, measured.kernel, measured.ms, gbs, gbs / copy_gbs, per_element);
+  PrintOut("{:>4} {:<22} {:9.3f} ms {:8.1f} GB/s {:6.2f} of copy {:7.2f} bytes/element\n",
+           measured.bits, measured.kernel, measured.ms, gbs, gbs / copy_gbs, per_element);
   rows->push_back({{"bits", measured.bits},
                    {"kernel", measured.kernel},
                    {"ms", measured.ms},
@@ -282,24 +283,26 @@ int Main(int argc, char** argv) {
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess || devices == 0) {
-    fmt::print(stderr, "no CUDA device: {}\n", cudaGetErrorString(error));
+    PrintError("no CUDA device: {}\n", cudaGetErrorString(error));
     return 4;
   }
   cudaDeviceProp properties;
   Must(cudaGetDeviceProperties(&properties, 0), "properties");
   const double copy = CopyGigabytes(options);
-  fmt::print("{}, {} elements, copy {:.1f} GB/s\n", properties.name, options.elements, copy);
+  PrintOut("{}, {} elements, copy {:.1f} GB/s\n", properties.name, options.elements, copy);
   nlohmann::json rows = nlohmann::json::array();
   for (const uint32_t bits : {8u, 6u, 4u}) Bench(options, 8 * bits).Run(copy, &rows);
   RunReductions(options, copy, &rows);
   if (!options.json.empty()) {
-    std::ofstream(options.json) << nlohmann::json{{"device", properties.name},
-                                                  {"elements", options.elements},
-                                                  {"rounds", options.rounds},
-                                                  {"copy_gb_per_s", copy},
-                                                  {"kernels", rows}}
-                                       .dump(2)
-                                << '\n';
+    const nlohmann::ordered_json document = {{"device", properties.name},
+                                             {"elements", options.elements},
+                                             {"rounds", options.rounds},
+                                             {"copy_gb_per_s", copy},
+                                             {"kernels", rows}};
+    if (const Status s = WriteDocument(options.json, document); !s.ok()) {
+      PrintError("cuda_kernel_bench: {}\n", s.message());
+      return kExitFailed;
+    }
   }
   return 0;
 }
@@ -307,4 +310,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace inccl::perf
 
-int main(int argc, char** argv) { return inccl::perf::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); });
+}

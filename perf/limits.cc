@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -19,6 +18,8 @@
 #include "perf/support/fork_world.h"
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
+#include "perf/support/output.h"
+#include "perf/support/record.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
 
@@ -66,7 +67,7 @@ int RunOne(int processes, const LimitOptions& options, int result_fd) {
   return RunForked("limits", processes, [&](World& world) -> int {
     Result<double> time = MeasureRank(world, options);
     if (!time.ok()) {
-      fmt::print(stderr, "inccl-limits: rank {}: {}\n", world.rank(), time.status().message());
+      PrintError("inccl-limits: rank {}: {}\n", world.rank(), time.status().message());
       return kExitFailed;
     }
     if (world.rank() != 0) return kExitOk;
@@ -80,19 +81,20 @@ Status WriteLimits(const std::string& path, const nlohmann::ordered_json& rows) 
       {"header",
        {{"program", "limits"}, {"cpu", host.cpu}, {"cores", host.cores}, {"date", host.date}}},
       {"rows", rows}};
-  std::ofstream file(path);
-  file << document.dump(1) << "\n";
-  file.close();
-  return file ? Status() : SystemError(path + ": cannot be written");
+  return WriteDocument(path, document);
+}
+
+int Fail(const Status& status) {
+  PrintError("inccl-limits: {}\n", status.message());
+  return kExitFailed;
 }
 
 int LimitsMain(LimitOptions options) {
   const Host host = ThisHost();
-  fmt::print("# {} on {} cores, memcpy of {} B by every process at once, median of {}\n", host.cpu,
-             host.cores, options.size, options.iterations);
-  fmt::print("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "processes", "bytes", "time", "each",
-             "all");
-  fmt::print("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "", "(B)", "(us)", "(GB/s)", "(GB/s)");
+  PrintOut("# {} on {} cores, memcpy of {} B by every process at once, median of {}\n", host.cpu,
+           host.cores, options.size, options.iterations);
+  PrintOut("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "processes", "bytes", "time", "each", "all");
+  PrintOut("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "", "(B)", "(us)", "(GB/s)", "(GB/s)");
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (int processes = 1; processes <= options.max_processes; ++processes) {
     int ends[2];
@@ -103,8 +105,8 @@ int LimitsMain(LimitOptions options) {
     const bool complete = read(ends[0], &time_us, sizeof time_us) == sizeof time_us;
     close(ends[0]);
     if (code != kExitOk || !complete) return kExitFailed;
-    fmt::print("{}", FormatLine(processes, options.size, time_us));
-    std::fflush(stdout);
+    PrintOut("{}", FormatLine(processes, options.size, time_us));
+    if (Status s = FlushOutput(); !s.ok()) return Fail(s);
     const double each = AlgorithmBandwidth(options.size, time_us);
     rows.push_back({{"processes", processes},
                     {"bytes", options.size},
@@ -114,15 +116,11 @@ int LimitsMain(LimitOptions options) {
   }
   if (options.json.empty()) return kExitOk;
   const Status written = WriteLimits(options.json, rows);
-  if (!written.ok()) fmt::print(stderr, "inccl-limits: {}\n", written.message());
-  return written.ok() ? kExitOk : kExitFailed;
+  return written.ok() ? int{kExitOk} : Fail(written);
 }
 
-}  // namespace
-}  // namespace inccl::perf
-
-int main(int argc, char** argv) {
-  inccl::perf::LimitOptions options;
+int Main(int argc, char** argv) {
+  LimitOptions options;
   CLI::App app("Streaming limit of this host for 1..N processes. Manual: docs/inccl-limits.md");
   app.add_option("--bytes", options.bytes, "bytes that every process copies");
   app.add_option("-n,--iters", options.iterations, "timed copies")->check(CLI::Range(1, 1000000));
@@ -132,14 +130,21 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
-  const inccl::Result<uint64_t> size = inccl::perf::ParseSize(options.bytes);
+  const Result<uint64_t> size = ParseSize(options.bytes);
   if (!size.ok() || *size == 0) {
-    fmt::print(stderr, "inccl-limits: --bytes {}: {}\n", options.bytes,
+    PrintError("inccl-limits: --bytes {}: {}\n", options.bytes,
                size.ok() ? "nothing to copy" : size.status().message());
-    return inccl::perf::kExitUsage;
+    return kExitUsage;
   }
   options.size = *size;
-  return inccl::perf::LimitsMain(options);
+  return LimitsMain(options);
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); });
 }

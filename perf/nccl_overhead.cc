@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "perf/support/output.h"
+
 namespace inccl::perf {
 namespace {
 
@@ -42,7 +44,7 @@ bool MeasureCalls(const std::string& library, int rows, int calls) {
       shim == nullptr ? nullptr : reinterpret_cast<AllReduce>(dlsym(shim, "ncclAllReduce"));
   ccl_comm_t comm = nullptr;
   if (init == nullptr || reduce == nullptr || init(&comm, 1, nullptr) != CCL_SUCCESS) {
-    fmt::print(stderr, "nccl_overhead: {} does not work\n", library);
+    PrintError("nccl_overhead: {} does not work\n", library);
     return false;
   }
   float value = 1;
@@ -63,7 +65,7 @@ bool MeasureCalls(const std::string& library, int rows, int calls) {
     difference.push_back(through.back() - plain.back());
   }
   (void)ccl_comm_destroy(comm);
-  fmt::print(
+  PrintOut(
       "a one-element all-reduce of one rank: ccl_allreduce {:.0f} ns, ncclAllReduce {:.0f} "
       "ns, difference {:.0f} ns\n",
       Median(plain), Median(through), Median(difference));
@@ -93,8 +95,8 @@ bool MeasurePreload(const std::string& library, int rows) {
     difference.push_back(preloaded.back() - plain.back());
     if (plain.back() < 0 || preloaded.back() < 0) return false;
   }
-  fmt::print("/bin/true: {:.0f} us, with the library preloaded {:.0f} us, difference {:.0f} us\n",
-             Median(plain), Median(preloaded), Median(difference));
+  PrintOut("/bin/true: {:.0f} us, with the library preloaded {:.0f} us, difference {:.0f} us\n",
+           Median(plain), Median(preloaded), Median(difference));
   return true;
 }
 
@@ -120,4 +122,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace inccl::perf
 
-int main(int argc, char** argv) { return inccl::perf::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); });
+}

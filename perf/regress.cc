@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "perf/regress/compare.h"
+#include "perf/support/output.h"
 #include "perf/support/world.h"
 
 namespace inccl::perf {
@@ -29,7 +30,7 @@ Status ReadFiles(const std::vector<std::string>& files, Ratios* ratios) {
 }
 
 int Fail(const std::string& text) {
-  fmt::print(stderr, "regress: {}\n", text);
+  PrintError("regress: {}\n", text);
   return kExitFailed;
 }
 
@@ -40,7 +41,7 @@ int RegressMain(const std::vector<std::string>& saved_files,
     if (!s.ok()) return Fail(s.message());
   }
   const std::vector<Comparison> comparisons = Compare(saved, now, tolerance);
-  fmt::print("{}", FormatComparison(comparisons, tolerance));
+  PrintOut("{}", FormatComparison(comparisons, tolerance));
   bool slower = false, compared = false;
   for (const Comparison& c : comparisons) {
     slower = slower || c.verdict == Comparison::Verdict::kSlower;
@@ -50,10 +51,7 @@ int RegressMain(const std::vector<std::string>& saved_files,
   return slower ? kExitWrong : kExitOk;
 }
 
-}  // namespace
-}  // namespace inccl::perf
-
-int main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   std::vector<std::string> saved, now;
   double percent = 20;
   CLI::App app("Compares runs of the benchmarks with saved ones. Manual: docs/regress.md");
@@ -64,7 +62,14 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
-  return inccl::perf::RegressMain(saved, now, percent / 100);
+  return RegressMain(saved, now, percent / 100);
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); });
 }

@@ -19,6 +19,7 @@
 #include "base/team.h"
 #include "compress/codec.h"
 #include "perf/kernels/rank_work.h"
+#include "perf/support/output.h"
 #include "perf/support/statistics.h"
 
 namespace inccl::perf {
@@ -96,19 +97,18 @@ class Independent {
   std::vector<std::unique_ptr<RankWork>> works_;
 };
 
-int Main(const Options& options) {
+int Measure(const Options& options) {
   RankWork work(WorkOf(options, options.bytes));
   Team team(options.threads);
   work.Run(Team::Alone());  // prepares
   const std::vector<std::byte> expected(work.output().begin(), work.output().end());
   work.Run(&team);
   if (!std::equal(expected.begin(), expected.end(), work.output().begin())) {
-    fmt::print(stderr, "team_bench: the team's result is not that of one thread\n");
+    PrintError("team_bench: the team's result is not that of one thread\n");
     return kWrong;
   }
-  fmt::print("{} of fp32, {} ranks, {}, slices of {} elements, {} threads, {} turns\n",
-             options.bytes, options.ranks, options.codec, work.slice(), options.threads,
-             options.iterations);
+  PrintOut("{} of fp32, {} ranks, {}, slices of {} elements, {} threads, {} turns\n", options.bytes,
+           options.ranks, options.codec, work.slice(), options.threads, options.iterations);
   std::array<std::vector<double>, 5> alone, with, ratio;
   std::vector<double> apart;
   Independent independent(options);
@@ -121,32 +121,29 @@ int Main(const Options& options) {
       if (one[p] > 0) ratio[p].push_back(many[p] / one[p]);
     }
   }
-  fmt::print("{:<10} {:>12} {:>12} {:>12} {:>12} {:>12}\n", "phase", "1 (ms)", "team (ms)", "ratio",
-             "least ratio", "of the best");
+  PrintOut("{:<10} {:>12} {:>12} {:>12} {:>12} {:>12}\n", "phase", "1 (ms)", "team (ms)", "ratio",
+           "least ratio", "of the best");
   for (size_t p = 0; p < alone.size(); ++p) {
     if (ratio[p].empty()) continue;
     const auto least = [](const std::vector<double>& v) {
       return *std::min_element(v.begin(), v.end());
     };
-    fmt::print("{:<10} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}\n", RankWork::kPhases[p],
-               Median(alone[p]), Median(with[p]), Median(ratio[p]), least(ratio[p]),
-               least(with[p]) / least(alone[p]));
+    PrintOut("{:<10} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}\n", RankWork::kPhases[p],
+             Median(alone[p]), Median(with[p]), Median(ratio[p]), least(ratio[p]),
+             least(with[p]) / least(alone[p]));
   }
   std::vector<double> limit;
   for (size_t i = 0; i < apart.size(); ++i) limit.push_back(apart[i] / alone[RankWork::kAll][i]);
-  fmt::print("{:<10} {:>12} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}\n", "apart", "", Median(apart),
-             Median(limit), *std::min_element(limit.begin(), limit.end()),
-             *std::min_element(apart.begin(), apart.end()) /
-                 *std::min_element(alone[RankWork::kAll].begin(), alone[RankWork::kAll].end()));
-  fmt::print("fork and join: {:.2f} us\n", ForkJoin(&team));
+  PrintOut("{:<10} {:>12} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f}\n", "apart", "", Median(apart),
+           Median(limit), *std::min_element(limit.begin(), limit.end()),
+           *std::min_element(apart.begin(), apart.end()) /
+               *std::min_element(alone[RankWork::kAll].begin(), alone[RankWork::kAll].end()));
+  PrintOut("fork and join: {:.2f} us\n", ForkJoin(&team));
   return 0;
 }
 
-}  // namespace
-}  // namespace inccl::perf
-
-int main(int argc, char** argv) {
-  inccl::perf::Options options;
+int Main(int argc, char** argv) {
+  Options options;
   CLI::App app{"One rank's work in an all-reduce, on one thread and on a team", "team_bench"};
   app.add_option("--bytes", options.bytes, "bytes of fp32; whole windows of 4 MiB")
       ->transform(CLI::AsSizeValue(false))
@@ -160,7 +157,15 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : inccl::perf::kCommandLine;
+    return app.exit(error) == 0 ? 0 : kCommandLine;
   }
-  return inccl::perf::Main(options);
+  return Measure(options);
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); },
+                                 inccl::perf::kWrong);
 }

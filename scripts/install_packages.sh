@@ -4,20 +4,21 @@
 # root or with sudo.
 #
 # usage: scripts/install_packages.sh [--build | --long | --rdma]
-#   --build   only what the build and the benchmarks need, not the second compiler and the linters of tools/check.sh
-#   --long    also what tools/check.sh --long needs: a compiler and an emulator for 64-bit ARM
+#   --build   only what README.md, docs/install.md and docs/python.md need to build, install and run: not the second
+#             compiler and the linters of tools/check.sh
+#   --long    also what tools/check.sh --long needs: a compiler and an emulator for 64-bit ARM, debootstrap
 #   --rdma    only what the virtual machine of tests/rdma/guest.sh needs
 set -euo pipefail
 
-packages=(g++ cmake ninja-build ccache pkg-config python3 libfmt-dev libhwy-dev libssl-dev libgtest-dev
+packages=(g++ cmake make ninja-build ccache pkg-config python3 python3-venv file dpkg-dev libfmt-dev libhwy-dev libssl-dev libgtest-dev
           libopenmpi-dev openmpi-bin libucx-dev libibverbs-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev)
-checking=(binutils dpkg-dev file make python3-venv clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux iproute2 nftables
+checking=(binutils clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux iproute2 nftables
           mpich)  # for mpiexec.hydra; mpicc and mpiexec stay Open MPI's, which has the higher priority
 
 case "${1:-}" in
   "") packages+=("${checking[@]}") ;;
   --build) ;;
-  --long) packages+=("${checking[@]}" g++-aarch64-linux-gnu qemu-user) ;;
+  --long) packages+=("${checking[@]}" g++-aarch64-linux-gnu qemu-user debootstrap) ;;
   --rdma) packages=(qemu-system-x86 linux-image-amd64 busybox-static cpio rdma-core kmod iproute2) ;;
   *) echo "usage: $0 [--build | --long | --rdma]" >&2; exit 2 ;;
 esac

@@ -7,11 +7,12 @@
 #                  virtual machine, where one runs; the tests under the address and undefined-behaviour
 #                  sanitizers, those with threads under the thread sanitizer, which is clang's; lints of what the last
 #                  60 commits have changed
-#   --long         all that, the tests that the others leave out, lints of everything, the tests seen by clang, PyTorch's own tests of its backends, the codecs'
-#                  tests for 64-bit ARM in an emulator, every fuzz target for a minute, edits of the compressed format
-#                  and of other sources that tests must notice, stress tests of 10^5 operations on one host and on four,
-#                  256 ranks over TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and 10 minutes
-#                  in which processors are scarce
+#   --long         all that, the tests that the others leave out, lints of everything, the tests seen by clang, PyTorch's
+#                  own tests of its backends, the codecs' tests for 64-bit ARM in an emulator, every fuzz target for a
+#                  minute, edits of the sources that tests must notice, stress tests of 10^5 operations on one host and on
+#                  four, 256 ranks over TCP, 600 rounds of ranks that die and are cut off (5 minutes or more;
+#                  INCCL_TEST_ROUNDS), 10 minutes in which processors are scarce, and the commands of README.md,
+#                  docs/install.md and docs/python.md on a bare Debian
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations (default: the cores); twice as many tests run at a time, for most of them wait
 #
@@ -200,6 +201,7 @@ if [ "$long" = 1 ]; then
   step "stress" stress
   step "256 ranks" scale
   step "load" load
+  step "bare Debian" tests/package/bare_debian.py
   step "churn" churn
   step "scarce processors" scarce
   step "build fuzz" configure_and_build fuzz && test_preset fuzz

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // inccl-doctor: whether a program that is linked against NCCL runs on inccl
-// (docs/inccl-doctor.md). Exit status: 0; 1 if something is to be done; 2 command line.
+// (docs/inccl-doctor.md). Exit status: 0; 1 if something is to be done; 2 command line; 3 if the
+// output cannot be written.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "inccl/ccl.h"
+#include "perf/support/output.h"
 #include "tools/doctor/checks.h"
 
 namespace inccl::tools {
@@ -58,8 +60,8 @@ int Run(int argc, char** argv) {
   CheckAbi(own, nccl, header, &findings);
   CheckMachine(&findings);
   for (const Finding& finding : findings) {
-    fmt::print("{} {}\n", Name(finding.verdict), finding.text);
-    if (!finding.remedy.empty()) fmt::print("       remedy: {}\n", finding.remedy);
+    perf::PrintOut("{} {}\n", Name(finding.verdict), finding.text);
+    if (!finding.remedy.empty()) perf::PrintOut("       remedy: {}\n", finding.remedy);
   }
   const bool to_do = std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
     return finding.verdict == Verdict::kFix;
@@ -70,4 +72,6 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace inccl::tools
 
-int main(int argc, char** argv) { return inccl::tools::Run(argc, argv); }
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::tools::Run(argc, argv); });
+}

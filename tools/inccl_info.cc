@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // inccl-info: what this library is, what it finds here, how it is configured, and what a call would
-// do (docs/inccl-info.md). Exit status: 0; 1 if the configuration is in error; 2 command line.
+// do (docs/inccl-info.md). Exit status: 0; 1 if the configuration is in error; 2 command line; 3 if
+// the output cannot be written.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +18,7 @@
 #include "bootstrap/interfaces.h"
 #include "inccl/ccl.h"
 #include "init/options.h"
+#include "perf/support/output.h"
 #include "tools/info/dump.h"
 #include "tools/info/explain.h"
 #include "tools/info/print.h"
@@ -49,13 +51,13 @@ struct Options {
 };
 
 int Fail(int status, const std::string& message) {
-  fmt::print(stderr, "inccl-info: {}\n", Escaped(message));
+  perf::PrintError("inccl-info: {}\n", Escaped(message));
   return status;
 }
 
 // Text of the user's may be no UTF-8, which JSON must be.
 void Print(const Json& json) {
-  fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
+  perf::PrintOut("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
 Result<int> ParseRanks(const std::string& text) {
@@ -107,7 +109,7 @@ int RunExplain(const Options& options) {
   if (options.json) {
     Print(section);
   } else {
-    fmt::print("{}", ExplainText(section));
+    perf::PrintOut("{}", ExplainText(section));
   }
   return 0;
 }
@@ -133,7 +135,7 @@ int RunDump(const Options& options) {
                               : DumpRequest::As::kText;
   Result<std::string> text = Dump(request);
   if (!text.ok()) return Fail(kBadCommandLine, text.status().message());
-  fmt::print("{}", *text);
+  perf::PrintOut("{}", *text);
   return 0;
 }
 
@@ -159,7 +161,7 @@ int RunSections(const Options& options) {
     if (options.json) {
       all[name] = section;
     } else {
-      fmt::print("{}", SectionText(name, section));
+      perf::PrintOut("{}", SectionText(name, section));
     }
   }
   if (options.json) Print(all);
@@ -212,7 +214,7 @@ int Run(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kBadCommandLine;
   }
   if (options.markdown) {
-    fmt::print("{}", EnvironmentMarkdown());
+    perf::PrintOut("{}", EnvironmentMarkdown());
     return 0;
   }
   if (!options.explain.empty()) return RunExplain(options);
@@ -223,4 +225,6 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace inccl::tools
 
-int main(int argc, char** argv) { return inccl::tools::Run(argc, argv); }
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::tools::Run(argc, argv); });
+}

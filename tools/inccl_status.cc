@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // inccl-status: what the communicators of this user's processes on this host do
-// (docs/inccl-status.md). Exit status: 0; 1 if there is no communicator; 2 command line.
+// (docs/inccl-status.md). Exit status: 0; 1 if there is no communicator; 2 command line; 3 if
+// the output cannot be written.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include "control/status_client.h"
 #include "control/status_server.h"
 #include "inccl/ccl.h"
+#include "perf/support/output.h"
 #include "tools/status/report.h"
 
 namespace inccl::tools {
@@ -49,9 +51,9 @@ Json Ask(const std::string& path, const char* request, Time limit) {
   }
   // Its name is the number of the process and a random one.
   const std::string name = path.substr(path.rfind('/') + 1);
-  fmt::print(stderr, "inccl-status: process {} does not answer{}\n",
-             Escaped(name.substr(0, name.find('-'))),
-             answer.ok() ? "" : ": " + Escaped(answer.status().message()));
+  perf::PrintError("inccl-status: process {} does not answer{}\n",
+                   Escaped(name.substr(0, name.find('-'))),
+                   answer.ok() ? "" : ": " + Escaped(answer.status().message()));
   return nullptr;
 }
 
@@ -97,11 +99,11 @@ int Run(int argc, char** argv) {
   const std::vector<Json> answers = AskAll(options);
   const Json communicators = JoinAnswers(answers, options.late_ms);
   if (options.json) {
-    fmt::print("{}\n", communicators.dump(2, ' ', false, Json::error_handler_t::replace));
+    perf::PrintOut("{}\n", communicators.dump(2, ' ', false, Json::error_handler_t::replace));
   } else if (communicators.empty()) {
-    fmt::print(stderr, "inccl-status: no communicator of this user on this host\n");
+    perf::PrintError("inccl-status: no communicator of this user on this host\n");
   } else {
-    fmt::print("{}", StatusText(communicators, options.connections));
+    perf::PrintOut("{}", StatusText(communicators, options.connections));
   }
   return communicators.empty() ? kNothingFound : 0;
 }
@@ -109,4 +111,6 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace inccl::tools
 
-int main(int argc, char** argv) { return inccl::tools::Run(argc, argv); }
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::tools::Run(argc, argv); });
+}

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
 #include "perf/support/mpi_world.h"
+#include "perf/support/output.h"
 #include "tools/tune/costs.h"
 #include "tools/tune/measure.h"
 #include "tuning/tuner_table.h"
@@ -68,7 +68,7 @@ int MeasureRanks(int ranks, const TuneOptions& options, std::string* lines) {
   const int code = perf::RunForked("inccl-tune", ranks, [&](perf::World& world) -> int {
     Result<std::vector<TunerRow>> rows = MeasureRows(world, options);
     if (!rows.ok()) {
-      fmt::print(stderr, "inccl-tune: rank {}: {}\n", world.rank(), rows.status().message());
+      perf::PrintError("inccl-tune: rank {}: {}\n", world.rank(), rows.status().message());
       return perf::kExitFailed;
     }
     if (world.rank() != 0) return perf::kExitOk;
@@ -83,7 +83,7 @@ int MeasureRanks(int ranks, const TuneOptions& options, std::string* lines) {
 }
 
 int Fail(int code, const std::string& text) {
-  fmt::print(stderr, "inccl-tune: {}\n", text);
+  perf::PrintError("inccl-tune: {}\n", text);
   return code;
 }
 
@@ -93,14 +93,11 @@ int Write(const std::string& text, const std::string& output) {
     return Fail(perf::kExitFailed, table.status().message());
   }
   if (output.empty()) {
-    fmt::print("{}", text);
+    perf::PrintOut("{}", text);
     return perf::kExitOk;
   }
-  std::ofstream file(output);
-  file << text;
-  file.close();
-  if (!file) return Fail(perf::kExitFailed, output + ": cannot be written");
-  return perf::kExitOk;
+  const Status written = perf::WriteFile(output, text);
+  return written.ok() ? int{perf::kExitOk} : Fail(perf::kExitFailed, written.message());
 }
 
 std::string Heading(const std::string& command) {
@@ -186,17 +183,14 @@ int TuneMain(Options options, const std::string& command) {
   return Write(text, options.output);
 }
 
-}  // namespace
-}  // namespace inccl::tools
-
-int main(int argc, char** argv) {
-  inccl::tools::Options options;
+int Main(int argc, char** argv) {
+  Options options;
   options.tune.codec = "hbi:bits=6";
   CLI::App app("Measures which algorithms are the fastest here. Manual: docs/inccl-tune.md");
   app.add_option("-o,--output", options.output, "file for the table; default: standard output");
   app.add_option("--ranks", options.ranks, "numbers of processes, 2..4096, ascending")
       ->delimiter(',')
-      ->check(CLI::Range(2, inccl::kMaxRanks));
+      ->check(CLI::Range(2, kMaxRanks));
   app.add_option("-b,--minbytes", options.min_bytes, "smallest size");
   app.add_option("-e,--maxbytes", options.max_bytes, "largest size");
   app.add_option("-f,--stepfactor", options.factor, "factor between sizes")
@@ -220,10 +214,17 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
+    return app.exit(error) == 0 ? perf::kExitOk : perf::kExitUsage;
   }
   // A table in force and a choice of algorithms would come between.
   for (const char* name : {"INCCL_TUNER_FILE", "INCCL_ALGO"}) unsetenv(name);
-  if (options.network) return inccl::tools::NetworkMain(options, argc, argv);
-  return inccl::tools::TuneMain(options, inccl::perf::CommandLine(argc, argv));
+  if (options.network) return NetworkMain(options, argc, argv);
+  return TuneMain(options, perf::CommandLine(argc, argv));
+}
+
+}  // namespace
+}  // namespace inccl::tools
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::tools::Main(argc, argv); });
 }

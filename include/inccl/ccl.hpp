@@ -20,6 +20,10 @@
 #ifndef INCCL_CCL_HPP_
 #define INCCL_CCL_HPP_
 
+#if __cplusplus < 201703L
+#error "inccl/ccl.hpp needs C++17 or later (-std=c++17); inccl/ccl.h is for C99 and C++11"
+#endif
+
 #include <array>
 #include <atomic>
 #include <cstddef>

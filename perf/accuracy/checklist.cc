@@ -6,23 +6,25 @@
 #include <cstdio>
 
 #include "perf/accuracy/report.h"
+#include "perf/support/output.h"
 
 namespace inccl::tools {
 
 Checklist::Checklist(bool csv) : csv_(csv) {
-  if (csv_) fmt::print("verdict,what,threshold,measured\n");
+  if (csv_) perf::PrintOut("verdict,what,threshold,measured\n");
 }
 
 void Checklist::Section(const std::string& title) const {
-  if (!csv_) fmt::print("# {}\n", title);
+  if (!csv_) perf::PrintOut("# {}\n", title);
 }
 
 void Checklist::Line(const char* verdict, const std::string& what, const std::string& threshold,
                      const std::string& measured) const {
   if (csv_) {
-    fmt::print("{},{},{},{}\n", verdict, CsvField(what), CsvField(threshold), CsvField(measured));
+    perf::PrintOut("{},{},{},{}\n", verdict, CsvField(what), CsvField(threshold),
+                   CsvField(measured));
   } else {
-    fmt::print("{:<8} {:<60} {:<28} {}\n", verdict, what, threshold, measured);
+    perf::PrintOut("{:<8} {:<60} {:<28} {}\n", verdict, what, threshold, measured);
   }
   std::fflush(stdout);
 }
@@ -45,8 +47,9 @@ void Checklist::Note(const std::string& what, const std::string& beside,
 }
 
 void Checklist::Total() const {
-  fmt::print(csv_ ? stderr : stdout, "{} passed, {} failed, {} skipped, {} known not to be met\n",
-             passed_, failed_, skipped_, noted_);
+  perf::WriteTo(csv_ ? stderr : stdout,
+                fmt::format("{} passed, {} failed, {} skipped, {} known not to be met\n", passed_,
+                            failed_, skipped_, noted_));
 }
 
 }  // namespace inccl::tools

@@ -26,6 +26,7 @@
 #include "perf/accuracy/report.h"
 #include "perf/accuracy/steps.h"
 #include "perf/accuracy/way.h"
+#include "perf/support/output.h"
 
 namespace inccl::tools {
 namespace {
@@ -212,7 +213,7 @@ Status RunCase(const Options& options, const std::vector<Way>& ways, const std::
     }
     if (!row.ok()) return row.status();
     row->data = data;
-    report.Print(*row);
+    if (Status s = report.Print(*row); !s.ok()) return s;
     results->rows.push_back(*std::move(row));
   }
   return {};
@@ -314,26 +315,30 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_flag("--acceptance", options->acceptance, "what docs/accuracy.md promises, row by row");
 }
 
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "Accuracy of compressed sums beside bf16 and MXFP8 rings, against the exact sum. "
+      "Manual: docs/inccl-accuracy.md");
+  AddOptions(&app, &options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kRan : kCommandLine;
+  }
+  const Result<int> status = options.acceptance ? RunAcceptance(options) : Run(options);
+  if (!status.ok()) {
+    perf::PrintError("inccl-accuracy: {}: {}\n", CodeName(status.status().code()),
+                     status.status().message());
+    return kFailed;
+  }
+  return *status;
+}
+
 }  // namespace
 }  // namespace inccl::tools
 
 int main(int argc, char** argv) {
-  inccl::tools::Options options;
-  CLI::App app(
-      "Accuracy of compressed sums beside bf16 and MXFP8 rings, against the exact sum. "
-      "Manual: docs/inccl-accuracy.md");
-  inccl::tools::AddOptions(&app, &options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : inccl::tools::kCommandLine;
-  }
-  const inccl::Result<int> status =
-      options.acceptance ? inccl::tools::RunAcceptance(options) : inccl::tools::Run(options);
-  if (!status.ok()) {
-    fmt::print(stderr, "inccl-accuracy: {}: {}\n", inccl::CodeName(status.status().code()),
-               status.status().message());
-    return inccl::tools::kFailed;
-  }
-  return *status;
+  return inccl::perf::RunProgram([&] { return inccl::tools::Main(argc, argv); },
+                                 inccl::tools::kFailed);
 }

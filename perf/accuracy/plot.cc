@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <iterator>
 #include <limits>
+
+#include "perf/support/output.h"
 
 namespace inccl::tools {
 namespace {
@@ -198,14 +198,7 @@ std::string PlotSvg(const std::vector<Row>& rows) {
 }
 
 Status WritePlot(const std::string& path, const std::vector<Row>& rows) {
-  const std::string svg = PlotSvg(rows);
-  std::FILE* file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return SystemErrorErrno(path, errno);
-  const bool written = std::fwrite(svg.data(), 1, svg.size(), file) == svg.size();
-  const int error = errno;
-  if (std::fclose(file) != 0) return SystemErrorErrno(path, errno);
-  if (!written) return SystemErrorErrno(path, error);
-  return {};
+  return perf::WriteFile(path, PlotSvg(rows));
 }
 
 }  // namespace inccl::tools

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/status.h"
 #include "perf/accuracy/way.h"
 
 namespace inccl::tools {
@@ -33,7 +34,8 @@ class Report {
  public:
   explicit Report(bool csv) : csv_(csv) {}
   void Header(uint64_t repeats, uint64_t steps) const;
-  void Print(const Row& row) const;
+  // An error if the row has not arrived.
+  Status Print(const Row& row) const;
   // A way that was asked for and that the library does not know; on stderr where a line of its own
   // would spoil the values.
   void Skipped(const std::string& why) const;

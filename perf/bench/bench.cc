@@ -19,6 +19,7 @@
 #include "perf/support/agree.h"
 #include "perf/support/fork_world.h"
 #include "perf/support/mpi_world.h"
+#include "perf/support/output.h"
 #include "perf/support/record.h"
 #include "perf/support/table.h"
 #include "perf/support/thread_world.h"
@@ -71,7 +72,9 @@ class Run {
     for (uint64_t cycle = 0; cycle < options_.cycles; ++cycle) {
       if (Status s = RunRows(*runner); !s.ok()) return communicator->Explained(s);
     }
-    if (!csv()) Print(table_->Footer(rows_));
+    if (!csv()) {
+      if (Status s = Print(table_->Footer(rows_)); !s.ok()) return s;
+    }
     return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) {
       return row.out_of_place.Failed() || row.in_place.Failed();
     });
@@ -144,11 +147,11 @@ class Run {
     table_.emplace(columns);
   }
 
-  void Print(const std::string& text) {
-    if (world_.rank() != 0) return;
+  Status Print(const std::string& text) {
+    if (world_.rank() != 0) return {};
     progress_.Clear();
-    fmt::print("{}", text);
-    std::fflush(stdout);
+    WriteTo(stdout, text);
+    return FlushOutput();
   }
 
   std::string Launcher() const {
@@ -217,7 +220,8 @@ class Run {
         if (!row.ok()) return row.status();
         row->algorithm = OptionOr(options_.algorithm, "INCCL_ALGO");
         row->transport = OptionOr("", "INCCL_TRANSPORT");
-        Print(csv() ? CsvLines(*row) : table_->Format(*row));
+        const Status printed = Print(csv() ? CsvLines(*row) : table_->Format(*row));
+        if (!printed.ok()) return printed;
         rows_.push_back(*std::move(row));
         if (Status s = WriteJson(); !s.ok()) return s;  // a run that is stopped keeps its rows
       }
@@ -266,8 +270,7 @@ class Run {
           "#  Rank {:2} Pid {:6} on {:>10} {}\n", rank, p.pid, p.host.data(),
           p.device < 0 ? host.cpu : fmt::format("device {} {}", p.device, p.gpu.data()));
     }
-    Print(csv() ? CsvHeading() : text + "#\n" + table_->Header());
-    return {};
+    return Print(csv() ? CsvHeading() : text + "#\n" + table_->Header());
   }
 
   Status WriteJson() {
@@ -312,7 +315,7 @@ int RunRank(World& world, const Job& job) {
   Result<bool> right = run.Execute();
   if (right.ok()) return *right ? kExitOk : kExitWrong;
   if (!run.agreed() || world.rank() == 0) {
-    fmt::print(stderr, "{}: rank {}: {}\n", job.program, world.rank(), right.status().message());
+    PrintError("{}: rank {}: {}\n", job.program, world.rank(), right.status().message());
   }
   if (run.no_device()) return kExitNoDevice;
   const bool usage = run.agreed() && right.status().code() == Code::kInvalidArgument;
@@ -320,13 +323,11 @@ int RunRank(World& world, const Job& job) {
 }
 
 int Usage(const std::string& program, const std::string& text) {
-  fmt::print(stderr, "{}: {}\n", program, text);
+  PrintError("{}: {}\n", program, text);
   return kExitUsage;
 }
 
-}  // namespace
-
-int BenchMain(Operation operation, int argc, char** argv) {
+int RunJob(Operation operation, int argc, char** argv) {
   Job job;
   job.operation = operation;
   job.program = std::filesystem::path(argv[0]).filename().string();
@@ -334,11 +335,11 @@ int BenchMain(Operation operation, int argc, char** argv) {
   Result<ParsedOptions> parsed = ParseOptions(operation, job.program, argc, argv);
   if (!parsed.ok()) return Usage(job.program, parsed.status().message());
   if (!parsed->help.empty()) {
-    fmt::print("{}", parsed->help);
+    PrintOut("{}", parsed->help);
     return kExitOk;
   }
   if (parsed->version) {
-    fmt::print("{} (inccl) {}\n", job.program, VersionText());
+    PrintOut("{} (inccl) {}\n", job.program, VersionText());
     return kExitOk;
   }
   job.options = parsed->options;
@@ -359,7 +360,7 @@ int BenchMain(Operation operation, int argc, char** argv) {
     job.by_mpi = true;
     Result<const MpiModule*> mpi = LoadMpi();
     if (!mpi.ok()) {
-      fmt::print(stderr, "{}: {}\n", job.program, mpi.status().message());
+      PrintError("{}: {}\n", job.program, mpi.status().message());
       return kExitFailed;
     }
     return (*mpi)->run(job.program, &argc, &argv, body);
@@ -371,6 +372,12 @@ int BenchMain(Operation operation, int argc, char** argv) {
   if (job.options.threads > 0) return RunThreads(job.program, job.options.threads, body);
   if (job.options.ranks == 0) return Usage(job.program, kHowTo);
   return RunForked(job.program, job.options.ranks, body);
+}
+
+}  // namespace
+
+int BenchMain(Operation operation, int argc, char** argv) {
+  return RunProgram([&] { return RunJob(operation, argc, argv); });
 }
 
 }  // namespace inccl::perf

@@ -12,11 +12,13 @@
 #include <cstdlib>
 #include <vector>
 
+#include "perf/support/output.h"
+
 namespace inccl::perf {
 
 inline void Must(int error, const char* what) {
   if (error == cudaSuccess) return;
-  fmt::print(stderr, "{}: {}\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
+  PrintError("{}: {}\n", what, cudaGetErrorString(static_cast<cudaError_t>(error)));
   std::exit(3);
 }
 

@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "compress/codec.h"
 #include "compress/kernels/convert.h"
+#include "perf/support/output.h"
 
 namespace inccl::perf {
 namespace {
@@ -25,7 +26,7 @@ using Bytes = std::vector<std::byte>;
 
 void Require(const std::string& spec, const Status& status) {
   if (status.ok()) return;
-  fmt::print(stderr, "codec_bench: {}: {}\n", spec, status.message());
+  PrintError("codec_bench: {}: {}\n", spec, status.message());
   std::exit(EXIT_FAILURE);
 }
 

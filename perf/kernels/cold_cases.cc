@@ -15,6 +15,7 @@
 #include "compress/simd.h"
 #include "perf/kernels/kernel_cases.h"
 #include "perf/kernels/rank_work.h"
+#include "perf/support/output.h"
 #include "perf/support/statistics.h"
 
 namespace inccl::perf {
@@ -88,12 +89,11 @@ Status PrintKernels(uint64_t count) {
     }
   }
   if (Status s = SetSimdTarget("best"); !s.ok()) return s;
-  fmt::print("{:<20} {:<10} {:>10} {:>10} {:>10}\n", "kernel", "target", "warm", "cold",
-             "cold GB/s");
+  PrintOut("{:<20} {:<10} {:>10} {:>10} {:>10}\n", "kernel", "target", "warm", "cold", "cold GB/s");
   for (const Kernel& kernel : kernels) {
     const double cold = Median(kernel.cold_times);
-    fmt::print("{:<20} {:<10} {:>10.3f} {:>10.3f} {:>10.1f}\n", kernel.warm->name, kernel.target,
-               Median(kernel.warm_times), cold, kernel.cold->bytes / cold);
+    PrintOut("{:<20} {:<10} {:>10.3f} {:>10.3f} {:>10.1f}\n", kernel.warm->name, kernel.target,
+             Median(kernel.warm_times), cold, kernel.cold->bytes / cold);
   }
   return Status::Ok();
 }
@@ -112,9 +112,9 @@ void PrintPhases(uint64_t count) {
       {"hbi fp32, n = 2", {.ranks = 2}},
       {"lossless bf16", {.type = DataType::kBfloat16, .codec = "lossless"}},
   };
-  fmt::print("\n{:<20} {:>13}", "a rank's work", "");
-  for (const char* phase : RankWork::kPhases) fmt::print(" {:>15}", phase);
-  fmt::print("\n");
+  PrintOut("\n{:<20} {:>13}", "a rank's work", "");
+  for (const char* phase : RankWork::kPhases) PrintOut(" {:>15}", phase);
+  PrintOut("\n");
   for (const Work& work : works) {
     RankWork::Options warm = work.options, cold = work.options;
     warm.elements = kWarmElements;
@@ -139,9 +139,9 @@ void PrintPhases(uint64_t count) {
       add(large.Run(Team::Alone()), 1e6 / static_cast<double>(count), &times[1]);
     }
     for (size_t t = 0; t < 2; ++t) {
-      fmt::print("{:<20} {:>13}", t == 0 ? work.name : "", t == 0 ? "warm" : "cold");
-      for (const std::vector<double>& phase : times[t]) fmt::print(" {:>15.3f}", Median(phase));
-      fmt::print("\n");
+      PrintOut("{:<20} {:>13}", t == 0 ? work.name : "", t == 0 ? "warm" : "cold");
+      for (const std::vector<double>& phase : times[t]) PrintOut(" {:>15.3f}", Median(phase));
+      PrintOut("\n");
     }
   }
 }
@@ -155,8 +155,8 @@ void PrintWindows(uint64_t count) {
   };
   const KernelCases cases(static_cast<uint32_t>(count / kSuperblock));
   const KernelCase &words = *Find(cases, "slice_words"), &encode = *Find(cases, "slice_encode");
-  fmt::print("\n{:<20} {:>15} {:>15} {:>15}\n", "window, elements", "side words", "then quantize",
-             "quantize, cold");
+  PrintOut("\n{:<20} {:>15} {:>15} {:>15}\n", "window, elements", "side words", "then quantize",
+           "quantize, cold");
   for (uint64_t window = kCaseSuperblocks * kSuperblock; window <= count; window *= 4) {
     const auto superblocks = static_cast<uint32_t>(window / kSuperblock);
     std::vector<double> times[3];
@@ -167,18 +167,18 @@ void PrintWindows(uint64_t count) {
       evict();
       times[2].push_back(Timed([&] { encode.run(superblocks); }));
     }
-    fmt::print("{:<20}", window);
+    PrintOut("{:<20}", window);
     for (std::vector<double>& of_one : times) {
-      fmt::print(" {:>15.3f}", Median(of_one) / static_cast<double>(window));
+      PrintOut(" {:>15.3f}", Median(of_one) / static_cast<double>(window));
     }
-    fmt::print("\n");
+    PrintOut("\n");
   }
 }
 
 }  // namespace
 
 Status PrintCold(uint64_t count) {
-  fmt::print("nanoseconds per element, medians of {} turns; cold: {} elements\n", kTurns, count);
+  PrintOut("nanoseconds per element, medians of {} turns; cold: {} elements\n", kTurns, count);
   if (Status s = PrintKernels(count); !s.ok()) return s;
   PrintPhases(count);
   PrintWindows(count);

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "compress/kernels/convert.h"
+#include "perf/support/output.h"
 
 namespace inccl::perf {
 namespace {
@@ -41,7 +42,7 @@ Term Of(const Format& format, std::vector<std::byte>* bytes) {
 
 void RankWork::Require(const Status& status) const {
   if (status.ok()) return;
-  fmt::print(stderr, "{}: {}: {}\n", options_.codec, CodeName(status.code()), status.message());
+  PrintError("{}: {}: {}\n", options_.codec, CodeName(status.code()), status.message());
   std::exit(3);
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "perf/support/output.h"
 #include "perf/support/statistics.h"
 #include "reduce/reducer.h"
 #include "reduce/selector.h"
@@ -132,8 +133,8 @@ Status PrintReducers(uint64_t count) {
     if (!made.ok()) return made.status();
     cases.push_back(*std::move(made));
   }
-  fmt::print("{} elements, k = {}, medians of {} turns\n", count, kShare, kTurns);
-  fmt::print("{:<28} {:>12} {:>12} {:>8}\n", "selection or call", "ns/element", "copy", "speed");
+  PrintOut("{} elements, k = {}, medians of {} turns\n", count, kShare, kTurns);
+  PrintOut("{:<28} {:>12} {:>12} {:>8}\n", "selection or call", "ns/element", "copy", "speed");
   for (const Case& each : cases) {
     std::vector<double> times, copies, speeds;
     for (int turn = -1; turn < kTurns; ++turn) {  // the first one warms up
@@ -147,8 +148,8 @@ Status PrintReducers(uint64_t count) {
       copies.push_back(copy / static_cast<double>(count));
       speeds.push_back(copy / time);
     }
-    fmt::print("{:<28} {:>12.3f} {:>12.3f} {:>8.2f}\n", each.name, Median(times), Median(copies),
-               Median(speeds));
+    PrintOut("{:<28} {:>12.3f} {:>12.3f} {:>8.2f}\n", each.name, Median(times), Median(copies),
+             Median(speeds));
     std::fflush(stdout);
   }
   return Status::Ok();

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include "perf/scaling/estimate.h"
 #include "perf/scaling/fleet.h"
 #include "perf/scaling/simulation.h"
+#include "perf/support/output.h"
 #include "tuning/segmentation.h"
 #include "tuning/slot_budget.h"
 #include "tuning/tuner.h"
@@ -58,9 +60,9 @@ class Program {
   }
 
   Status Run() {
-    fmt::print("{:>6} {:>9} {:>12} {:>18} {:>6} {:>12} {:>12} {:>10} {:>12} {:>8}\n", "ranks",
-               "bytes", "codec", "algorithm", "Gbit/s", "simulated_us", "estimate_us", "busy_us",
-               "sent_host", "wall_s");
+    PrintOut("{:>6} {:>9} {:>12} {:>18} {:>6} {:>12} {:>12} {:>10} {:>12} {:>8}\n", "ranks",
+             "bytes", "codec", "algorithm", "Gbit/s", "simulated_us", "estimate_us", "busy_us",
+             "sent_host", "wall_s");
     for (const int ranks : options_.ranks) {
       for (const std::string& algorithm : options_.algorithms) {
         if (Status status = RunRanks(ranks, algorithm); !status.ok()) return status;
@@ -147,20 +149,19 @@ class Program {
       }
       const TimeEstimate estimate =
           Estimate(row.choice.algorithm, {hosts.hosts(), per_host}, chunking, machine, payloads);
-      Print(row, per_host, gbps, totals, estimate, Now() - start);
+      const Status printed = Print(row, per_host, gbps, totals, estimate, Now() - start);
+      if (!printed.ok()) return printed;
     }
     return Status::Ok();
   }
 
-  void Print(const Row& row, int per_host, double gbps, const CallTotals& totals,
-             const TimeEstimate& estimate, double wall) {
-    fmt::print(
-        "{:>6} {:>9} {:>12} {:>18} {:>6} {:>12.1f} {:>12.1f} {:>10.1f} {:>12} {:>8.2f}{}{}\n",
-        row.ranks, row.bytes, row.codec, Name(row.choice.algorithm), gbps, totals.seconds * 1e6,
-        estimate.seconds() * 1e6, totals.busy_seconds * 1e6, totals.most_sent, wall,
-        row.is_choice ? " *" : "", row.over_budget ? " over" : "");
-    std::fflush(stdout);
-    if (!json_.is_open()) return;
+  Status Print(const Row& row, int per_host, double gbps, const CallTotals& totals,
+               const TimeEstimate& estimate, double wall) {
+    PrintOut("{:>6} {:>9} {:>12} {:>18} {:>6} {:>12.1f} {:>12.1f} {:>10.1f} {:>12} {:>8.2f}{}{}\n",
+             row.ranks, row.bytes, row.codec, Name(row.choice.algorithm), gbps,
+             totals.seconds * 1e6, estimate.seconds() * 1e6, totals.busy_seconds * 1e6,
+             totals.most_sent, wall, row.is_choice ? " *" : "", row.over_budget ? " over" : "");
+    if (Status s = FlushOutput(); !s.ok() || options_.json.empty()) return s;
     const nlohmann::ordered_json line = {
         {"ranks", row.ranks},
         {"per_host", per_host},
@@ -186,6 +187,7 @@ class Program {
         {"chosen", row.is_choice},
         {"over_budget", row.over_budget}};
     json_ << line.dump() << "\n" << std::flush;
+    return json_ ? Status() : SystemErrorErrno(options_.json, errno);
   }
 
   Options options_;
@@ -194,12 +196,9 @@ class Program {
   std::string fleet_key_;
 };
 
-}  // namespace
-}  // namespace inccl::perf
-
-int main(int argc, char** argv) {
-  inccl::perf::Options options;
-  inccl::perf::Machine& machine = options.machine;
+int Main(int argc, char** argv) {
+  Options options;
+  Machine& machine = options.machine;
   CLI::App app("Simulates all-reduces of fp32 sums on many ranks. Manual: docs/scaling.md");
   const auto list = [&app](const char* name, auto* value, const char* text) {
     return app.add_option(name, *value, text)->delimiter(',')->capture_default_str();
@@ -229,9 +228,16 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
-  const inccl::Status status = inccl::perf::Program(options).Run();
-  if (!status.ok()) fmt::print(stderr, "scaling_simulation: {}\n", status.message());
-  return status.ok() ? 0 : 3;
+  const Status status = Program(options).Run();
+  if (!status.ok()) PrintError("scaling_simulation: {}\n", status.message());
+  return status.ok() ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] { return inccl::perf::Main(argc, argv); });
 }

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "base/fd.h"
+#include "perf/support/output.h"
 #include "perf/support/shared_barrier.h"
 
 namespace inccl::perf {
@@ -123,7 +124,7 @@ void CloseOtherEnds(int rank, std::vector<Pipe>* pipes) {
 }
 
 void Complain(const std::string& program, std::string_view text) {
-  fmt::print(stderr, "{}: {}\n", program, text);
+  PrintError("{}: {}\n", program, text);
 }
 
 struct Child {

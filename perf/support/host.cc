@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "perf/support/output.h"
 namespace inccl::perf {
 namespace {
 
@@ -83,7 +84,7 @@ bool ProgressLine::Due() const { return enabled_ && Clock::now() >= next_; }
 
 void ProgressLine::Show(const std::string& text) {
   if (!Due()) return;
-  fmt::print(stderr, "\r\033[K{}", text);
+  PrintError("\r\033[K{}", text);
   std::fflush(stderr);
   visible_ = true;
   next_ = Clock::now() + std::chrono::milliseconds(200);
@@ -91,7 +92,7 @@ void ProgressLine::Show(const std::string& text) {
 
 void ProgressLine::Clear() {
   if (!visible_) return;
-  fmt::print(stderr, "\r\033[K");
+  PrintError("\r\033[K");
   std::fflush(stderr);
   visible_ = false;
 }

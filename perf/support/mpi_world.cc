@@ -12,6 +12,7 @@
 #include <new>
 #include <optional>
 
+#include "perf/support/output.h"
 #include "perf/support/shared_barrier.h"
 
 namespace inccl::perf {
@@ -150,7 +151,7 @@ Status RunRooted(const MpiCall& call, int rank, int count, MPI_Datatype type) {
 int RunUnderMpi(const std::string& program, int* argc, char*** argv,
                 const std::function<int(World&)>& body) {
   if (MPI_Init(argc, argv) != MPI_SUCCESS) {
-    fmt::print(stderr, "{}: MPI_Init failed\n", program);
+    PrintError("{}: MPI_Init failed\n", program);
     return kExitFailed;
   }
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -6,15 +6,14 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 #include "perf/support/digest.h"
 #include "perf/support/element.h"
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
+#include "perf/support/output.h"
 
 namespace inccl::perf {
 namespace {
@@ -155,22 +154,8 @@ Status CheckWritable(const std::string& path) {
   return {};
 }
 
-// A plain file changes as a whole: a user who stops the program finds the old one or this one.
 Status WriteDocument(const std::string& path, const Json& document) {
-  const std::string text = document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  std::error_code ignored;
-  const auto kind = std::filesystem::status(path, ignored).type();
-  const bool plain =
-      kind == std::filesystem::file_type::regular || kind == std::filesystem::file_type::not_found;
-  const std::string beside = path + ".part";
-  File file(plain ? std::fopen(beside.c_str(), "w") : nullptr, &std::fclose);
-  const bool whole = file != nullptr;
-  if (!whole) file.reset(std::fopen(path.c_str(), "w"));
-  if (file == nullptr) return SystemErrorErrno(path, errno);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
-  if (std::fclose(file.release()) != 0 || !written) return SystemErrorErrno(path, errno);
-  if (whole && std::rename(beside.c_str(), path.c_str()) != 0) return SystemErrorErrno(path, errno);
-  return {};
+  return WriteFile(path, document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace inccl::perf

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <thread>
 
+#include "perf/support/output.h"
 #include "perf/support/shared_barrier.h"
 
 namespace inccl::perf {
@@ -79,7 +80,7 @@ int RunThreads(const std::string& program, int ranks, const std::function<int(Wo
     try {
       threads.emplace_back(run, rank);
     } catch (const std::system_error& error) {
-      fmt::print(stderr, "{}: thread of rank {}: {}\n", program, rank, error.what());
+      PrintError("{}: thread of rank {}: {}\n", program, rank, error.what());
       board.barrier.Abort();
       code = kExitFailed;
       break;

@@ -21,6 +21,7 @@
 
 #include "base/escaped.h"
 #include "base/fd.h"
+#include "config/values.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -79,6 +80,10 @@ struct Chosen {
 
 Result<Chosen> ChooseInterface(std::string_view given) {
   const std::string_view pattern = given.empty() ? kStandardInterfaces : given;
+  if (const Result<NameList> list = ParseNameList(pattern); !list.ok()) {
+    return InvalidUsage(Escaped(fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" is {}",
+                                            given, list.status().message())));
+  }
   Result<std::vector<Interface>> interfaces = ListInterfaces();
   if (!interfaces.ok()) return interfaces.status();
   std::string candidates;
@@ -106,19 +111,10 @@ Result<Chosen> ChooseInterface(std::string_view given) {
 }  // namespace
 
 bool MatchesInterface(std::string_view pattern, std::string_view name) {
-  const bool inverted = pattern.starts_with('^');
-  if (inverted) pattern.remove_prefix(1);
-  const bool exact = pattern.starts_with('=');
-  if (exact) pattern.remove_prefix(1);
-  bool named = false;
-  while (true) {
-    const size_t comma = pattern.find(',');
-    const std::string_view word = pattern.substr(0, comma);
-    if (!word.empty() && (exact ? name == word : name.starts_with(word))) named = true;
-    if (comma == std::string_view::npos) break;
-    pattern.remove_prefix(comma + 1);
-  }
-  return named != inverted;
+  const Result<NameList> list = ParseNameList(pattern);
+  return list.ok() && list->Admits([&](std::string_view word) {
+    return list->exact ? name == word : name.starts_with(word);
+  });
 }
 
 Result<UniqueIdAddress> ResolveAddress(const std::string& text) {

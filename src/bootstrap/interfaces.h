@@ -14,9 +14,8 @@
 
 namespace inccl::bootstrap {
 
-// Matches a name against INCCL_SOCKET_IFNAME, which has the syntax of NCCL_SOCKET_IFNAME:
-// comma-separated prefixes; a leading "=" means exact names, "^" excludes prefixes, "^=" excludes
-// exact names.
+// Matches a name against INCCL_SOCKET_IFNAME, a NameList (config/values.h). A pattern that is none
+// matches nothing.
 bool MatchesInterface(std::string_view pattern, std::string_view name);
 
 // Returns the addresses (port 0) of the first interface that is up and matches: at most one IPv4

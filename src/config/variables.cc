@@ -4,12 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <cstring>
-#include <type_traits>
 
 #include "base/escaped.h"
+#include "config/values.h"
 
 namespace inccl {
 namespace {
@@ -28,39 +26,22 @@ struct Variable {
 };
 
 template <typename T>
-std::string ParseInteger(std::string_view value, int64_t low, int64_t high, T* field) {
-  int64_t number = 0;
-  const char* end = value.data() + value.size();
-  const auto [stop, error] = std::from_chars(value.data(), end, number);
-  if (error != std::errc() || stop != end) return "not a whole number";
-  if (number < low || number > high) return fmt::format("not in [{}, {}]", low, high);
-  if constexpr (std::is_same_v<T, int64_t>) {
-    *field = number;
-  } else {
-    *field = static_cast<int>(number);  // the limits fit an int
-  }
-  return "";
-}
-
-std::string ParseReal(std::string_view value, double high, double* field) {
-  double number = 0;
-  const char* end = value.data() + value.size();
-  const auto [stop, error] = std::from_chars(value.data(), end, number);
-  if (error != std::errc() || stop != end || !std::isfinite(number)) return "not a number";
-  if (number < 0 || number > high) return fmt::format("not in [0, {}]", high);
-  *field = number;
-  return "";
-}
-
-std::string ParseFlag(std::string_view value, bool* field) {
-  if (value != "0" && value != "1") return "neither 0 nor 1";
-  *field = value == "1";
-  return "";
-}
-
-template <typename T>
 std::string ParseText(std::string_view value, T* field) {
   *field = std::string(value);
+  return "";
+}
+
+// Names of ours, whatever their case.
+std::string ParseName(std::string_view value, std::string* field) {
+  *field = Lower(value);
+  return "";
+}
+
+// Names of others, which must fit their grammar.
+std::string ParseNames(std::string_view value, std::string* field) {
+  const Result<NameList> list = ParseNameList(value);
+  if (!list.ok()) return list.status().message();
+  field->assign(value);
   return "";
 }
 
@@ -75,8 +56,8 @@ std::string NoSuchWord(std::string_view value, std::string_view word, const char
 }
 
 std::string ParseTransports(std::string_view value, std::string* field) {
-  field->assign(value);
-  for (std::string_view rest = value; true;) {
+  *field = Lower(value);
+  for (std::string_view rest = *field; true;) {
     const size_t comma = rest.find(',');
     const std::string_view name = rest.substr(0, comma);
     if (name != "loopback" && name != "shm" && name != "verbs" && name != "ucx" && name != "tcp") {
@@ -88,17 +69,16 @@ std::string ParseTransports(std::string_view value, std::string* field) {
 }
 
 std::string ParseUcxTls(std::string_view value, std::string* field) {
-  const bool names = std::all_of(value.begin(), value.end(), [](char c) {
+  *field = Lower(value);
+  const bool names = std::all_of(field->begin(), field->end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == ',';
   });
-  if (!names || value.size() > 255) return "no list of names";
-  field->assign(value);
-  return "";
+  return names && value.size() <= 255 ? "" : "no list of names";
 }
 
 std::string ParseNetSecurity(std::string_view value, NetSecurity* field) {
   for (const auto security : {NetSecurity::kAuth, NetSecurity::kEncrypt, NetSecurity::kNone}) {
-    if (value != Name(security)) continue;
+    if (Lower(value) != Name(security)) continue;
     *field = security;
     return "";
   }
@@ -157,7 +137,7 @@ const Variable kVariables[] = {
       "NCCL_ALGO's "
       "grammar: ring,tree; ^tree; ring;allreduce:direct",
       "any", "list"},
-     [](Text v, Environment* e) { return ParseText(v, &e->algo); }},
+     [](Text v, Environment* e) { return ParseName(v, &e->algo); }},
     {{"INCCL_TUNER_FILE", "what inccl-tune has measured: the tuner's table; equal on all ranks",
       "a path (docs/inccl-tune.md)", "none", "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->tuner_file); }},
@@ -166,22 +146,20 @@ const Variable kVariables[] = {
     {{"INCCL_SLICE_BYTES",
       "bytes of a slot: the largest slice, the unit of the pipeline; where nothing is set and all "
       "ranks have a device (CUDA), 524288",
-      "4096 to 4194304", "131072", "integer"},
-     [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
+      "4096 to 4194304 (4K to 4M)", "131072", "bytes"},
+     [](Text v, Environment* e) { return ParseBytes(v, 4096, 4 << 20, &e->slice_bytes); }},
     {{"INCCL_SLOT_BYTES_MAX",
       "bytes of data slots that one algorithm may take per rank and communicator; slices become "
       "smaller, and the library chooses algorithms with fewer peers, until they fit",
-      "65536 to 1099511627776", "67108864", "integer"},
+      "65536 to 1099511627776 (64K to 1024G)", "67108864", "bytes"},
      [](Text v, Environment* e) {
-       return ParseInteger(v, int64_t{1} << 16, int64_t{1} << 40, &e->slot_bytes_max);
+       return ParseBytes(v, int64_t{1} << 16, int64_t{1} << 40, &e->slot_bytes_max);
      }},
     {{"INCCL_NT_STORE_BYTES",
       "results of this size or more that are not in place are written with non-temporal stores; "
       "about half of a last-level cache",
-      "0 to 2^62", "16777216", "integer", false, "INCCL_STREAM_BYTES"},
-     [](Text v, Environment* e) {
-       return ParseInteger(v, 0, int64_t{1} << 62, &e->nt_store_bytes);
-     }},
+      "0 to 2^62", "16777216", "bytes", false, "INCCL_STREAM_BYTES"},
+     [](Text v, Environment* e) { return ParseBytes(v, 0, int64_t{1} << 62, &e->nt_store_bytes); }},
     {{"INCCL_THREADS",
       "threads that share the work of a rank inside one call, the calling thread included; results "
       "do not depend on it; give each rank as many processors (docs/threads.md)",
@@ -204,7 +182,7 @@ const Variable kVariables[] = {
       "device or device:port, comma-separated, as prefixes; = before: exact names; ^ before: all "
       "but these",
       "all", "list"},
-     [](Text v, Environment* e) { return ParseText(v, &e->ib_hca); }},
+     [](Text v, Environment* e) { return ParseNames(v, &e->ib_hca); }},
     {{"INCCL_IB_GID_INDEX", "GID of the RDMA port",
       "-1 to 255; -1: RoCE v2, not link-local, IPv4 before IPv6", "-1", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, -1, 255, &e->ib_gid_index); }},
@@ -217,7 +195,7 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseInteger(v, 1, 31, &e->ib_timeout); }},
     {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
       "best, scalar, ssse3, sse4, avx2, avx512, avx512dl, ... (what this CPU has)", "best", "name"},
-     [](Text v, Environment* e) { return ParseText(v, &e->simd); }},
+     [](Text v, Environment* e) { return ParseName(v, &e->simd); }},
     {{"INCCL_CODEC", "codec of compressed calls that name none",
       "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
      [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
@@ -246,7 +224,7 @@ const Variable kVariables[] = {
       "for all",
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",
       "^lo,docker,virbr; without one, lo", "list"},
-     [](Text v, Environment* e) { return ParseText(v, &e->socket_ifname); }},
+     [](Text v, Environment* e) { return ParseNames(v, &e->socket_ifname); }},
     {{"INCCL_PORT_RANGE",
       "TCP ports at which ranks listen for ranks of other machines, and the creator of a unique id",
       "first-last, 1 to 65535", "any, chosen by the kernel", "range"},
@@ -363,7 +341,11 @@ Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
       value = get(name);
     }
     if (value == nullptr || *value == '\0') continue;
-    if (const std::string wrong = variable.parse(value, &env); !wrong.empty()) {
+    const std::string_view type = variable.info.type;
+    const bool literal = type == "text" || type == "path";
+    const std::string text = literal ? value : WithoutBlanks(value);
+    if (text.empty()) continue;
+    if (const std::string wrong = variable.parse(text, &env); !wrong.empty()) {
       const std::string source = where ? fmt::format(" ({})", where(name)) : "";
       return InvalidArgument(Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", name, source,
                                                  value, wrong, variable.info.values)));

@@ -84,7 +84,7 @@ struct VariableInfo {
   const char* meaning;
   const char* values;
   const char* default_value;
-  const char* type;  // "flag", "integer", "number", "text", "list", "path", ...
+  const char* type;  // "flag", "integer", "bytes", "list", ...; blanks count in "text" and "path"
   // The value differs between processes, so files that several processes read must not set it.
   bool environment_only = false;
   const char* old_name = nullptr;  // still read, with a warning, until the next version

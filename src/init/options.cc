@@ -15,6 +15,7 @@
 #include "bootstrap/interfaces.h"
 #include "compress/simd.h"
 #include "config/config_files.h"
+#include "config/values.h"
 #include "control/status_server.h"
 #include "device/runtime.h"
 
@@ -63,11 +64,12 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
 // checked here, so that a wrong one is reported at once.
 Status ResolveInterface(const ccl_config_t& config, Environment* env) {
   if (config.socket_ifname == nullptr) return Status::Ok();
-  const auto addresses = bootstrap::ChooseAddresses(config.socket_ifname);
+  const std::string names = WithoutBlanks(config.socket_ifname);
+  const auto addresses = bootstrap::ChooseAddresses(names);
   if (addresses.status().code() == Code::kInvalidUsage) {
     return InvalidArgument("config->" + addresses.status().message());
   }
-  env->socket_ifname = config.socket_ifname;
+  env->socket_ifname = names;
   return addresses.status();
 }
 

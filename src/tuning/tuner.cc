@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/values.h"
 #include "tuning/cost_model.h"
 
 namespace inccl {
@@ -238,10 +239,11 @@ AlgorithmFilter::AlgorithmFilter() {
   }
 }
 
-Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
+Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view given) {
   AlgorithmFilter filter;
+  filter.text_ = Lower(WithoutBlanks(given));
+  const std::string_view text = filter.text_;
   if (text.empty()) return filter;
-  filter.text_ = text;
   for (const std::string_view clause : Split(text, ';')) {
     const size_t colon = clause.find(':');
     Result<Set> set = ParseList(clause.substr(colon == clause.npos ? 0 : colon + 1), text);

@@ -36,7 +36,7 @@ class AlgorithmFilter {
   bool AdmitsAny(Collective collective) const {
     return allowed_[static_cast<size_t>(collective)].any();
   }
-  const std::string& text() const { return text_; }  // as parsed
+  const std::string& text() const { return text_; }  // in lower case, without blanks
 
  private:
   friend class FilterParser;

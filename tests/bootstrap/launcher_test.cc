@@ -244,6 +244,12 @@ TEST(InterfacesTest, TheGrammarOfTheVariable) {
   EXPECT_FALSE(MatchesInterface("^=lo", "lo"));
   EXPECT_TRUE(MatchesInterface("^=lo", "lo1"));
   EXPECT_FALSE(MatchesInterface(",", "lo"));
+  // The sign may stand again before each name.
+  EXPECT_FALSE(MatchesInterface("^docker0,^lo", "lo"));
+  EXPECT_FALSE(MatchesInterface("^docker0,^lo", "docker0"));
+  EXPECT_TRUE(MatchesInterface("^docker0,^lo", "eth0"));
+  EXPECT_TRUE(MatchesInterface("=eth0,=eth1", "eth1"));
+  EXPECT_FALSE(MatchesInterface("^=lo,^=eth0", "eth0"));
 }
 
 TEST(InterfacesTest, ChoosesAddresses) {

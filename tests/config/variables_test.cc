@@ -132,12 +132,23 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_CHANNELS", "0"},
       {"INCCL_CHANNELS", "33"},
       {"INCCL_CHANNELS", "two"},
-      {"INCCL_CHANNELS", "2 "},
+      {"INCCL_CHANNELS", "2 2"},
       {"INCCL_CHANNELS", "-1"},
       {"INCCL_CHANNELS", "99999999999999999999"},
       {"INCCL_SLICE_BYTES", "4095"},
       {"INCCL_SLICE_BYTES", "4194305"},
-      {"INCCL_SLICE_BYTES", "64k"},
+      {"INCCL_SLICE_BYTES", "5M"},
+      {"INCCL_SLICE_BYTES", "64kB"},
+      {"INCCL_SLICE_BYTES", "K"},
+      {"INCCL_SLICE_BYTES", "1.5M"},
+      {"INCCL_SLOT_BYTES_MAX", "1025G"},
+      {"INCCL_SLOT_BYTES_MAX", "9223372036854775807G"},
+      {"INCCL_SLOT_BYTES_MAX", "9223372036854775808"},
+      {"INCCL_THREADS", "1K"},
+      {"INCCL_SOCKET_IFNAME", "eth0,^lo"},
+      {"INCCL_SOCKET_IFNAME", "^eth0,=lo"},
+      {"INCCL_SOCKET_IFNAME", "=^eth0"},
+      {"INCCL_IB_HCA", "mlx5_0,^mlx5_1"},
       {"INCCL_THREADS", "0"},
       {"INCCL_THREADS", "65"},
       {"INCCL_TRANSPORT", "udp"},
@@ -231,6 +242,53 @@ TEST(EnvTest, ABadValueIsNamedWithItsPlace) {
             "to 32");
 }
 
+// As people write them.
+TEST(EnvTest, CaseBlanksAndUnitsDoNotMatter) {
+  const Result<Environment> env = Read({{"INCCL_ALGO", " Ring, TREE ; AllReduce : ^Tree "},
+                                        {"INCCL_CHANNELS", "\t2 "},
+                                        {"INCCL_SLICE_BYTES", "64K"},
+                                        {"INCCL_SLOT_BYTES_MAX", " 2g"},
+                                        {"INCCL_NT_STORE_BYTES", "1M"},
+                                        {"INCCL_TRANSPORT", "SHM, Tcp"},
+                                        {"INCCL_UCX_TLS", "RC,sysv"},
+                                        {"INCCL_SIMD", "AVX2"},
+                                        {"INCCL_CODEC", " hbi:bits=4, rht=1"},
+                                        {"INCCL_NET_SECURITY", "Encrypt"},
+                                        {"INCCL_SOCKET_IFNAME", "^ docker0, ^Lo "},
+                                        {"INCCL_SOCKET_ALLOW", "10.0.0.0/8, 2001:db8::/32"},
+                                        {"INCCL_PORT_RANGE", "4700 - 4799"},
+                                        {"INCCL_DEBUG_SUBSYS", "coll, init"},
+                                        {"INCCL_REPRODUCIBLE", "1 "},
+                                        {"INCCL_THREADS", "  "}});
+  ASSERT_TRUE(env.ok()) << env.status().message();
+  EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
+  EXPECT_EQ(env->channels, 2);
+  EXPECT_EQ(env->slice_bytes, 65536);
+  EXPECT_EQ(env->slot_bytes_max, int64_t{2} << 30);
+  EXPECT_EQ(env->nt_store_bytes, 1 << 20);
+  EXPECT_EQ(env->transport, "shm,tcp");
+  EXPECT_EQ(env->ucx_tls, "rc,sysv");
+  EXPECT_EQ(env->simd, "avx2");
+  EXPECT_EQ(env->codec, "hbi:bits=4,rht=1");
+  EXPECT_EQ(env->net_security, NetSecurity::kEncrypt);
+  EXPECT_EQ(env->socket_ifname, "^docker0,^Lo");
+  EXPECT_EQ(env->socket_allow, "10.0.0.0/8,2001:db8::/32");
+  EXPECT_EQ(env->port_range, (PortRange{4700, 4799}));
+  EXPECT_EQ(env->debug_subsys, static_cast<uint32_t>(LogSubsystem::kCollectives) |
+                                   static_cast<uint32_t>(LogSubsystem::kInit));
+  EXPECT_TRUE(env->reproducible);
+  EXPECT_EQ(env->threads, 1) << "blanks are no value";
+}
+
+TEST(EnvTest, BlanksAreAPartOfTextsAndPaths) {
+  const Result<Environment> env =
+      Read({{"INCCL_HOSTID", " h "}, {"INCCL_DEBUG_FILE", "/a b, c "}, {"INCCL_JOB", "j "}});
+  ASSERT_TRUE(env.ok()) << env.status().message();
+  EXPECT_EQ(env->hostid, " h ");
+  EXPECT_EQ(env->debug_file, "/a b, c ");
+  EXPECT_EQ(env->job, "j ");
+}
+
 std::string Refusal(const std::map<std::string, std::string>& values) {
   const Result<Environment> env = Read(values);
   return env.ok() ? "accepted" : env.status().message();
@@ -275,7 +333,7 @@ TEST(EnvTest, AnOldNameIsReadBehindTheNewOne) {
   ASSERT_TRUE(env.ok()) << env.status().message();
   EXPECT_EQ(env->nt_store_bytes, 5);
   EXPECT_EQ(Refusal({{"INCCL_STREAM_BYTES", "-1"}}),
-            "INCCL_STREAM_BYTES: \"-1\" is not in [0, 4611686018427387904]; it takes 0 to 2^62");
+            "INCCL_STREAM_BYTES: \"-1\" is no number of bytes; it takes 0 to 2^62");
   const VariableInfo* const found = FindVariable("INCCL_STREAM_BYTES");
   ASSERT_NE(found, nullptr);
   EXPECT_STREQ(found->name, "INCCL_NT_STORE_BYTES");

@@ -93,6 +93,7 @@ def main():
         assert f"usr/{libdir}/libinccl.so.{version}" in files["libinccl0"]
         assert f"usr/{libdir}/libinccl.so.0" in files["libinccl0"]
         assert f"usr/{libdir}/libinccl.so" in files["libinccl-dev"]
+        assert f"usr/{libdir}/libinccl.a" in files["libinccl-dev"]
         assert "usr/include/inccl/ccl.h" in files["libinccl-dev"]
         assert f"usr/{libdir}/pkgconfig/inccl.pc" in files["libinccl-dev"]
         run("dpkg-deb", "-e", debs["libinccl0"], root / "control")

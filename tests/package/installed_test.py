@@ -88,7 +88,7 @@ def check_files(prefix, programs, libdir, binary_dir):
     if (binary_dir / "perf/libinccl_bench_mpi.so").exists():
         modules = {"inccl"}
         assert files(f"{libdir}/inccl") == {"libinccl_bench_mpi.so"}, files(f"{libdir}/inccl")
-    assert files(libdir) == {"libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "inccl-nccl", "cmake",
+    assert files(libdir) == {"libinccl.a", "libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "inccl-nccl", "cmake",
                              "pkgconfig"} | cuda | modules, files(libdir)
     header = (prefix / "include/inccl/ccl.h").read_text()
     numbers = [re.search(rf"#define CCL_{n} (\d+)", header).group(1)
@@ -118,8 +118,14 @@ def check_programs(prefix, programs, mpi):
         assert run(bench, "--version").startswith("inccl-allreduce-bench (inccl) "), bench
 
 
+def uninstall(manifests, **more):
+    return subprocess.run(["cmake", "-D", f"BUILD={manifests}", "-P", "uninstall.cmake"], cwd=manifests, check=False,
+                          capture_output=True, text=True, timeout=60, env=ENVIRONMENT, **more)
+
+
 def check_uninstall(binary, root):
-    """What was installed is gone, and so are inccl's directories; what else lies there stays."""
+    """What was installed is gone, and so are inccl's directories; what else lies there stays. Who may not remove a file
+    learns of it, and removes it later with the rights to do so."""
     prefix = root / "uninstall"
     (prefix / "include").mkdir(parents=True)
     (prefix / "include/other.h").touch()
@@ -127,10 +133,26 @@ def check_uninstall(binary, root):
     manifests = root / "manifests"  # and not what else was installed from this build
     manifests.mkdir()
     shutil.copy(binary / "install_manifest.txt", manifests)
-    run("cmake", "-D", f"BUILD={manifests}", "-P", SOURCE / "cmake/uninstall.cmake")
+    shutil.copy(SOURCE / "cmake/uninstall.cmake", manifests)
+    # Root may remove everything: somebody else, whom only the directory of the headers does not obey.
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    headers = prefix / "include/inccl"
+    if nobody:
+        root.chmod(0o755)
+        for path in [prefix, manifests, *prefix.rglob("*"), *manifests.rglob("*")]:
+            os.lchown(path, 65534, 65534)
+    headers.chmod(0o555)
+    installed = set(headers.glob("*.h*"))
+    refused = uninstall(manifests, **nobody)
+    assert refused.returncode != 0 and "this user may not remove" in refused.stderr, refused
+    assert str(headers) in refused.stderr.replace("\n  ", ""), refused.stderr
+    assert (manifests / "install_manifest.txt").exists() and set(headers.glob("*.h*")) == installed
+    headers.chmod(0o755)
+    done = uninstall(manifests, **nobody)
+    assert done.returncode == 0 and not (manifests / "install_manifest.txt").exists(), done
     left = [p for p in prefix.rglob("*") if not p.is_dir()]
     assert left == [prefix / "include/other.h"], left
-    ours = [p for p in prefix.rglob("*") if p.name == "inccl"]
+    ours = [p for p in prefix.rglob("*") if "inccl" in p.name]
     assert not ours, ours
 
 
@@ -168,7 +190,7 @@ def check_readme(prefix, libdir, scratch, mpi):
     readme = (prefix / "share/doc/inccl/README.md").read_text()
     program, = re.findall(r"```c\n(.*?)```", readme, re.DOTALL)
     (scratch / "train.c").write_text(program)
-    commands = [c for c in indented(readme) if re.match(r"export PKG_CONFIG_PATH=|cc |mpirun -np \d+ \./train", c)]
+    commands = [c for c in indented(readme) if re.match(r"export PKG_CONFIG_PATH=|cc |mpirun .*\./train", c)]
     assert [c.split()[0] for c in commands] == ["export", "cc", "mpirun"], commands
     script = "\n".join(commands if mpi else commands[:2])
     script = script.replace("/opt/inccl/lib/", f"{prefix / libdir}/")
@@ -211,16 +233,73 @@ def check_documents(prefix, libdir, scratch, mpi):
         scratch / "install.o", *flags)
 
 
-def check_versions(prefix, scratch):
-    """find_package takes this version for itself and for no other minor version."""
+# C++ of a program that contains the library: its own classes of names that the library has, too.
+NEIGHBOUR = """#include <inccl/ccl.h>
+namespace inccl {
+struct Status { virtual ~Status(); int member = 7; };
+Status::~Status() {}
+Status* MakeStatus() { return new Status; }
+}
+int main() {
+  int version = 0;
+  inccl::Status* status = inccl::MakeStatus();
+  const bool good = ccl_get_version(&version) == CCL_SUCCESS && version > 0 && status->member == 7;
+  delete status;
+  return good ? 0 : 1;
+}
+"""
+
+
+def check_static(prefix, libdir, scratch):
+    """Programs with libinccl.a inside, by pkg-config and by CMake, run without libinccl.so."""
     scratch.mkdir()
-    for wanted, good in (("0.1", True), ("0.0", False), ("0.2", False), ("1.0", False)):
+    examples = prefix / "share/doc/inccl/examples"
+    environment = {"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}
+    flags = run("pkg-config", "--cflags", "--libs", "inccl-static", env=environment).split()
+    private = run("pkg-config", "--static", "--libs", "inccl", env=environment)
+    assert "-lcrypto" in private and "-lstdc++" in private, private
+    run("cc", examples / "threads.c", "-o", scratch / "threads", "-pthread", *flags)
+    (scratch / "neighbour.cc").write_text(NEIGHBOUR)
+    (scratch / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(p C CXX)\nfind_package(inccl 0.1 CONFIG REQUIRED)\n"
+        "add_executable(neighbour neighbour.cc)\ntarget_link_libraries(neighbour PRIVATE inccl::inccl_static)\n")
+    run("cmake", "-S", scratch, "-B", scratch / "b", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", scratch / "b")
+    for program in (scratch / "threads", scratch / "b/neighbour"):
+        assert "libinccl" not in run("readelf", "-d", program), program
+    lines = sorted(run(scratch / "threads").splitlines())
+    assert lines == [f"rank {r}: the sum is 10" for r in range(4)], lines
+    run(scratch / "b/neighbour")
+
+
+def check_versions(prefix, scratch):
+    """find_package takes this version for itself, for no other minor version, and for every range that has it."""
+    scratch.mkdir()
+    for wanted, good in (("0.1", True), ("0.1.0", True), ("0.1.0 EXACT", True), ("0.1.1", False), ("0.0", False),
+                         ("0.2", False), ("1.0", False), ("", True), ("0.1...0.3", True), ("0.1...<0.3", True),
+                         ("0.0...0.1", True), ("0.0...0.1.0", True), ("0.0...<0.1", False), ("0.0...0.0.9", False),
+                         ("0.2...0.3", False), ("0.1...<1", True)):
         (scratch / "CMakeLists.txt").write_text(
-            "cmake_minimum_required(VERSION 3.16)\nproject(p NONE)\n"
+            "cmake_minimum_required(VERSION 3.19)\nproject(p NONE)\n"
             f"find_package(inccl {wanted} CONFIG QUIET)\nmessage(STATUS \"found ${{inccl_FOUND}}\")\n")
         output = run("cmake", "-S", scratch, "-B", scratch / "b", f"-DCMAKE_PREFIX_PATH={prefix}")
         assert ("found 1" in output) == good, (wanted, output)
         shutil.rmtree(scratch / "b")
+
+
+def check_subproject(source, scratch):
+    """In another project the library is built, and what that project does not ask for is not."""
+    scratch.mkdir()
+    (scratch / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(p C CXX)\n"
+        f"add_subdirectory({source} inccl)\n"
+        "foreach(option BUILD_TESTS BUILD_PERF BUILD_TOOLS INSTALL FAULT_POINTS)\n"
+        "  message(STATUS \"${option} is ${INCCL_${option}}\")\nendforeach()\n"
+        "get_target_property(type inccl::inccl TYPE)\nmessage(STATUS \"inccl::inccl is ${type}\")\n")
+    output = run("cmake", "-S", scratch, "-B", scratch / "b", "-DINCCL_CUDA=OFF")
+    for option in ("BUILD_TESTS", "BUILD_PERF", "BUILD_TOOLS", "INSTALL", "FAULT_POINTS"):
+        assert re.search(rf"-- {option} is (OFF|FALSE)\n", output), output
+    assert "inccl::inccl is SHARED_LIBRARY" in output, output
 
 
 def main():
@@ -239,6 +318,8 @@ def main():
         check_programs(prefix, programs, mpi)
         check_documents(prefix, libdir, root / "documents", mpi)
         check_versions(prefix, root / "versions")
+        check_subproject(source, root / "subproject")
+        check_static(prefix, libdir, root / "static")
 
         examples = prefix / "share/doc/inccl/examples"
         kept = {p.relative_to(source / "examples") for p in (source / "examples").rglob("*")

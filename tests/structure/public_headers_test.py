@@ -4,7 +4,7 @@
 
 usage: public_headers_test.py SOURCE_DIR BINARY_DIR
 The compilers are those of BINARY_DIR. ccl.h: C99 and later, C++11 and later. ccl.hpp: C++17 and
-later, without exceptions and run-time types.
+later, without exceptions and run-time types; older C++ is told so.
 """
 import pathlib
 import re
@@ -95,6 +95,11 @@ def main():
         name = header.relative_to(source / "include").as_posix()
         text = f"#include <{name}>\n#include <{name}>\n"
         accept(f"{name} alone", cpp.compile("c++", "c++17", text, CPP_WARNINGS + NO_RUNTIME))
+    for standard in ("c++11", "c++14"):
+        said = cpp.compile("c++", standard, good, [])
+        errors = [line for line in (said or "").splitlines() if "error:" in line]
+        if not errors or "needs C++17" not in errors[0]:
+            failures.append(f"ccl.hpp in {standard} does not say first that it needs C++17: {errors[:1]}")
     for line, expected in MISUSES:
         said = cpp.compile("c++", "c++17", USES_CPP % line, CPP_WARNINGS)
         if said is None:

@@ -32,7 +32,8 @@ TEST(VerbsPortsTest, HcaListsFollowNcclsGrammar) {
         Case{"=mlx5_1:1", "mlx5_1", 2, false}, Case{"mlx4,mlx5", "mlx5_3", 1, true},
         Case{"^mlx5_1", "mlx5_0", 1, true}, Case{"^mlx5_1", "mlx5_1", 1, false},
         Case{"^=mlx5_1", "mlx5_10", 1, true}, Case{"^=mlx5_1:2", "mlx5_1", 1, true},
-        Case{"^=mlx5_1:2", "mlx5_1", 2, false}, Case{"mlx5_0:x", "mlx5_0", 1, false}}) {
+        Case{"^=mlx5_1:2", "mlx5_1", 2, false}, Case{"^mlx5_0,^mlx5_1", "mlx5_1", 1, false},
+        Case{"mlx5_0:x", "mlx5_0", 1, false}}) {
     EXPECT_EQ(verbs::Admits(c.list, c.device, c.port), c.admitted)
         << c.list << " " << c.device << ":" << c.port;
   }

@@ -40,6 +40,14 @@ TEST(AlgorithmFilterTest, NcclGrammar) {
   EXPECT_FALSE(Parsed("direct_two_shot").Admits(Collective::kAllReduce, Algorithm::kOneShot));
 }
 
+TEST(AlgorithmFilterTest, CaseAndBlanksDoNotMatter) {
+  const AlgorithmFilter filter = Parsed(" Ring, TREE ; AllReduce : ^Tree ");
+  EXPECT_EQ(filter.text(), "ring,tree;allreduce:^tree");
+  EXPECT_TRUE(filter.Admits(Collective::kBroadcast, Algorithm::kTree));
+  EXPECT_FALSE(filter.Admits(Collective::kAllReduce, Algorithm::kTree));
+  EXPECT_TRUE(Parsed(" ").Admits(Collective::kAllReduce, Algorithm::kTree));
+}
+
 // Nothing else runs in place of what was asked for.
 TEST(AlgorithmFilterTest, WhatIsAskedForRunsOrIsRefused) {
   const std::vector<std::pair<std::string, Algorithm>> asked = {

@@ -154,12 +154,14 @@ struct Directory {
 };
 
 // The part of CUDA's headers that nccl.h needs.
-void WriteCudaHeaders(const std::string& directory) {
+bool WriteCudaHeaders(const std::string& directory) {
   for (const char* name : {"cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"}) {
-    std::ofstream(directory + "/" + name);
+    if (!std::ofstream(directory + "/" + name)) return false;
   }
-  std::ofstream(directory + "/cuda_runtime.h") << "typedef struct CUstream_st* cudaStream_t;\n"
-                                                  "typedef struct CUevent_st* cudaEvent_t;\n";
+  std::ofstream file(directory + "/cuda_runtime.h");
+  file << "typedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n";
+  file.close();
+  return !file.fail();
 }
 
 }  // namespace
@@ -203,7 +205,7 @@ AbiComparison CompareHeader(const std::string& header, const std::string& compil
     }
   }
   const Directory directory;
-  WriteCudaHeaders(directory.path);
+  const bool headers = WriteCudaHeaders(directory.path);
   const std::string source = directory.path + "/abi.c", program = directory.path + "/abi";
   std::ofstream code(source);
   code << "#include <stddef.h>\n#include <stdio.h>\n#include \""
@@ -213,6 +215,10 @@ AbiComparison CompareHeader(const std::string& header, const std::string& compil
   }
   code << "  return 0;\n}\n";
   code.close();
+  if (!directory.made || !headers || !code) {
+    comparison.error = directory.path + " cannot be written";
+    return comparison;
+  }
   const Output compiled = RunAndRead({compiler, "-w", "-I", directory.path, source, "-o", program});
   const Output ran = compiled.status == 0 ? RunAndRead({program}) : compiled;
   if (ran.status != 0) {

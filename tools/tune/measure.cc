@@ -13,6 +13,7 @@
 #include "perf/support/agree.h"
 #include "perf/support/cause.h"
 #include "perf/support/layout.h"
+#include "perf/support/output.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
 #include "tuning/tuner.h"
@@ -176,9 +177,10 @@ class Measurer {
       sample->times[algorithm] =
           perf::Median(perf::CombineRanks(all, mine.size(), perf::Average::kMax));
       if (options_.verbose && world_.rank() == 0) {
-        fmt::print(stderr, "{} {} {} {} {}: {:.2f} us{}\n", Name(collective), world_.size(),
-                   compressed ? "compressed" : "plain", sample->bytes, Name(algorithm),
-                   sample->times[algorithm], algorithm == sample->by_default ? " (default)" : "");
+        perf::PrintError("{} {} {} {} {}: {:.2f} us{}\n", Name(collective), world_.size(),
+                         compressed ? "compressed" : "plain", sample->bytes, Name(algorithm),
+                         sample->times[algorithm],
+                         algorithm == sample->by_default ? " (default)" : "");
       }
     }
     return {};

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "config/values.h"
+
 namespace inccl::verbs {
 namespace {
 
@@ -30,19 +32,11 @@ bool Matches(std::string_view entry, bool exact, std::string_view device, int po
 }  // namespace
 
 bool Admits(const std::string& hca, const std::string& device, int port) {
-  std::string_view rest = hca;
-  const bool exclude = rest.starts_with('^');
-  if (exclude) rest.remove_prefix(1);
-  const bool exact = rest.starts_with('=');
-  if (exact) rest.remove_prefix(1);
-  if (rest.empty()) return true;
-  bool found = false;
-  while (!rest.empty()) {
-    const std::string_view entry = rest.substr(0, rest.find(','));
-    found = found || (!entry.empty() && Matches(entry, exact, device, port));
-    rest.remove_prefix(std::min(rest.size(), entry.size() + 1));
-  }
-  return found != exclude;
+  const Result<NameList> list = ParseNameList(hca);  // checked when the variable was read
+  if (!list.ok()) return false;
+  if (list->names.empty()) return true;
+  return list->Admits(
+      [&](std::string_view entry) { return Matches(entry, list->exact, device, port); });
 }
 
 bool IsIpv4Mapped(const Gid& gid) {
