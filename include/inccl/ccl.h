@@ -196,13 +196,14 @@ typedef struct ccl_compression_stats {
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
-                           uncompressed. Infinite if no rank can know a bound (docs/codecs.md). */
+                           uncompressed. Infinite if no rank can know a bound (docs/codecs.md), and
+                           if results are NaN or may leave the range of the type. */
   uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
                            rank. This field and the next two are 0 for codecs other than hbi. */
   uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits.
                                  */
   uint64_t poisoned_blocks; /**< Blocks of 32 elements in superblocks with a NaN or infinity on some
-                               rank; their result is NaN. */
+                               rank, as it is or as fp32 or (rht=1) rotated; their result is NaN. */
   int compressed; /**< 0: the call ran uncompressed because of its type, reduction or size. Written
                      last: a caller that has set -1 sees with an acquiring load when the others are
                      valid. */
