@@ -560,8 +560,8 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
  *   are not exact
  * - checksum=0|1: 1: payloads carry a CRC-32C; damage is an error on all ranks
- * - min_bytes=N: calls of fewer bytes run uncompressed, summed in rank order if an admitted
- *   algorithm does so
+ * - min_bytes=N: calls of fewer bytes run uncompressed, 1024 by default, summed in rank order if an
+ *   admitted algorithm does so; 0: none
  *
  * An unknown key, bad value or contradiction is CCL_INVALID_ARGUMENT, and the message names it.
  */

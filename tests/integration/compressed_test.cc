@@ -310,6 +310,39 @@ TEST(CompressedTest, ABudgetTooSmallForUnbiasedIsRefused) {
   });
 }
 
+// A call of few elements would carry a whole superblock.
+TEST(CompressedTest, FewElementsTakeNoMoreBytesThanUncompressed) {
+  const ScopedEnv env({{"INCCL_ALGO", "direct_two_shot"}});
+  RunThreads(4, [](int rank, ccl_comm_t comm) {
+    for (const size_t count : {1, 48, 81, 255, 256, 300}) {
+      for (const char* spec : {"hbi", "hbi:bits=16", "hbi:k=4095"}) {
+        uint64_t payload[2] = {};
+        std::vector<float> x(count, static_cast<float>(rank) + 0.1f), exact(count), sum(count);
+        for (const bool compressed : {false, true}) {
+          ccl_codec_t codec = nullptr;
+          ASSERT_EQ(ccl_codec_create(&codec, compressed ? spec : "none"), CCL_SUCCESS);
+          ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+          ccl_compression_t how = CCL_COMPRESSION_INIT;
+          how.codec = codec;
+          how.stats = &stats;
+          ASSERT_EQ(ccl_allreduce_compressed(x.data(), compressed ? sum.data() : exact.data(),
+                                             count, CCL_FLOAT32, CCL_SUM, &how, comm, nullptr),
+                    CCL_SUCCESS);
+          payload[compressed ? 1 : 0] = stats.payload_bytes;
+          ccl_codec_destroy(codec);
+        }
+        // Of all ranks.
+        ASSERT_EQ(ccl_allreduce(payload, payload, 2, CCL_UINT64, CCL_SUM, comm, nullptr),
+                  CCL_SUCCESS);
+        EXPECT_LE(payload[1], payload[0]) << spec << ", " << count << " elements";
+        if (count < 256) {
+          EXPECT_EQ(sum, exact) << spec << ", " << count << " elements";
+        }
+      }
+    }
+  });
+}
+
 size_t Occurrences(const std::string& text, const std::string& word) {
   size_t times = 0;
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++times;

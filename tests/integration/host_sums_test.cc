@@ -191,14 +191,14 @@ TEST(HostSums, ReduceScatter) {
           SCOPED_TRACE(op == CCL_AVG ? "average" : "sum");
           std::vector<float> output(count), in_place = inputs[rank];
           const Made made =
-              Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32", kSeed,
+              Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32,min_bytes=0", kSeed,
                          inputs[rank].data(), output.data(), count, CCL_FLOAT32, op, comm);
           ASSERT_EQ(made.result, CCL_SUCCESS) << ccl_get_last_error(comm);
           EXPECT_EQ(made.stats.compressed, 1);
           CheckNear(inputs, output, rank * count, op, made.stats.error_bound);
           float* const own = in_place.data() + rank * count;
-          EXPECT_EQ(Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32", kSeed,
-                               in_place.data(), own, count, CCL_FLOAT32, op, comm)
+          EXPECT_EQ(Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32,min_bytes=0",
+                               kSeed, in_place.data(), own, count, CCL_FLOAT32, op, comm)
                         .result,
                     CCL_SUCCESS);
           EXPECT_EQ(std::memcmp(own, output.data(), count * sizeof(float)), 0);
