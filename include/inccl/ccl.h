@@ -650,7 +650,8 @@ CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t ope
  * of the absolute error of an element of the sum, relative to `nranks` times the largest |x| of its
  * block of 32 elements (hbi: of its superblock of 256; qsgd and qsgd_ms: of its 2^20
  * elements) over all ranks; 0: as uncompressed. Both are a priori and hold in the codec's
- * range of magnitudes (docs/codecs.md); the stats of a call have the actual values.
+ * range of magnitudes (docs/codecs.md), with hbi:local=fp32 on hosts that have equally many ranks;
+ * the stats of a call have the actual values.
  * CCL_INVALID_ARGUMENT if no such call is possible, e.g. with too few bits for unbiased=1.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
