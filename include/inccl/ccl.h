@@ -195,16 +195,16 @@ typedef struct ccl_compression_stats {
    */
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
-  double error_bound;   /**< Upper bound on the absolute error of any element of this call whose
-                           inputs are finite and whose exact result the type can hold. 0: as
-                           uncompressed. Infinite if no rank can know a bound (docs/codecs.md). */
+  double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
+                           uncompressed. Infinite if no rank can know a bound (docs/codecs.md), and
+                           if results are NaN or may leave the range of the type. */
   uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
                            rank. qsgd and qsgd_ms count whole windows, here and in
                            poisoned_blocks; codecs without agreement set none of these fields. */
   uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits.
                                  */
   uint64_t poisoned_blocks; /**< Blocks of 32 elements in superblocks with a NaN or infinity on some
-                               rank; their result is NaN. */
+                               rank, as it is or as fp32 or (rht=1) rotated; their result is NaN. */
   int compressed; /**< 0: the call ran uncompressed because of its type, reduction or size. Written
                      last: a caller that has set -1 sees with an acquiring load when the others are
                      valid. */
@@ -583,8 +583,8 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
  *   are not exact
  * - checksum=0|1: 1: payloads carry a CRC-32C; damage is an error on all ranks
- * - min_bytes=N: calls of fewer bytes run uncompressed, summed in rank order if an admitted
- *   algorithm does so
+ * - min_bytes=N: calls of fewer bytes run uncompressed, 1024 by default, summed in rank order if an
+ *   admitted algorithm does so; 0: none
  *
  * An unknown key, bad value or contradiction is CCL_INVALID_ARGUMENT, and the message names it.
  */
@@ -674,7 +674,8 @@ CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t ope
  * relative to `nranks` times the largest |x| of its
  * block of 32 elements (hbi: of its superblock of 256; qsgd and qsgd_ms: of its 2^20
  * elements) over all ranks; 0: as uncompressed. Both are a priori and hold in the codec's
- * range of magnitudes (docs/codecs.md); the stats of a call have the actual values.
+ * range of magnitudes (docs/codecs.md), with hbi:local=fp32 on hosts that have equally many ranks;
+ * the stats of a call have the actual values.
  * CCL_INVALID_ARGUMENT if no such call is possible, e.g. with too few bits for unbiased=1.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,

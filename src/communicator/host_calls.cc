@@ -3,6 +3,7 @@
 // Calls of CollectiveRunner in which the ranks of each host add up their elements first.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -63,6 +64,7 @@ Status CollectiveRunner::RunOnHosts(const Call& call) {
   // A call has one part of a rail and one of all ranks. How many parts it has inside a host depends
   // on the host.
   uint64_t inside = Mix64(signature);
+  double rounding = 0;
   for (HostSums::Part& part : parts) {
     uint64_t of_part = signature;
     if (part.group == HostSums::Group::kRail) {
@@ -71,6 +73,7 @@ Status CollectiveRunner::RunOnHosts(const Call& call) {
       of_part = part.group == HostSums::Group::kAll ? ~signature : inside;
     }
     if (Status status = RunPart(part, of_part); !status.ok()) return status;
+    rounding = std::max(rounding, HostSums::Round(part, call.type));
     if (part.group == HostSums::Group::kHost) inside = Mix64(inside);
   }
   if (!host_sums_->compresses()) return Status::Ok();
@@ -78,6 +81,11 @@ Status CollectiveRunner::RunOnHosts(const Call& call) {
     stats.compressed = 1;
     stats.ratio = 1;
   }
+  if (stats.payload_bytes > 0) {  // to bytes of the call's type
+    stats.ratio *= static_cast<double>(SizeOf(call.type)) /
+                   static_cast<double>(SizeOf(HostSums::SumType(call.type)));
+  }
+  stats.error_bound += rounding;
   if (call.collective == Collective::kAllReduce) {
     Status status = RunPart(host_sums_->StatsOfRails(call, stats), inside);
     if (!status.ok()) return status;

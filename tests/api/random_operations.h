@@ -71,7 +71,7 @@ struct RandomOperation {
 
 struct OperationLimits {
   size_t most_bytes = size_t{1} << 20;  // of a buffer
-  std::vector<const char*> codecs = {"hbi"};
+  std::vector<const char*> codecs = {"hbi:min_bytes=0"};
 };
 
 inline RandomOperation MakeOperation(uint64_t seed, uint64_t number, int nranks,

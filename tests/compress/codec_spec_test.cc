@@ -172,11 +172,11 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
         "unbiased=0",
         ag, bits, k, k2, min_bytes, ref);
   };
-  EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 0, "direct"));
-  EXPECT_EQ(CanonicalOf("hbi:bits=6"), expected("requant", "6", 0, 0, 0, "direct"));
-  EXPECT_EQ(CanonicalOf("hbi:bits=5.50"), expected("requant", "5.5", 0, 0, 0, "direct"));
-  EXPECT_EQ(CanonicalOf("hbi:k=15"), expected("requant", "0", 15, 15, 0, "direct"));
-  EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
+  EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 1024, "direct"));
+  EXPECT_EQ(CanonicalOf("hbi:bits=6"), expected("requant", "6", 0, 0, 1024, "direct"));
+  EXPECT_EQ(CanonicalOf("hbi:bits=5.50"), expected("requant", "5.5", 0, 0, 1024, "direct"));
+  EXPECT_EQ(CanonicalOf("hbi:k=15"), expected("requant", "0", 15, 15, 1024, "direct"));
+  EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 1024, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
             expected("exact", "4.125", 0, 0, 4096, "ring"));
   const auto with = [](std::string spec, const std::string& from, const std::string& to) {

@@ -310,6 +310,91 @@ TEST(CompressedTest, ABudgetTooSmallForUnbiasedIsRefused) {
   });
 }
 
+// A call of few elements would carry a whole superblock.
+TEST(CompressedTest, FewElementsTakeNoMoreBytesThanUncompressed) {
+  const ScopedEnv env({{"INCCL_ALGO", "direct_two_shot"}});
+  RunThreads(4, [](int rank, ccl_comm_t comm) {
+    for (const size_t count : {1, 48, 81, 255, 256, 300}) {
+      for (const char* spec : {"hbi", "hbi:bits=16", "hbi:k=4095"}) {
+        uint64_t payload[2] = {};
+        std::vector<float> x(count, static_cast<float>(rank) + 0.1f), exact(count), sum(count);
+        for (const bool compressed : {false, true}) {
+          ccl_codec_t codec = nullptr;
+          ASSERT_EQ(ccl_codec_create(&codec, compressed ? spec : "none"), CCL_SUCCESS);
+          ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+          ccl_compression_t how = CCL_COMPRESSION_INIT;
+          how.codec = codec;
+          how.stats = &stats;
+          ASSERT_EQ(ccl_allreduce_compressed(x.data(), compressed ? sum.data() : exact.data(),
+                                             count, CCL_FLOAT32, CCL_SUM, &how, comm, nullptr),
+                    CCL_SUCCESS);
+          payload[compressed ? 1 : 0] = stats.payload_bytes;
+          ccl_codec_destroy(codec);
+        }
+        // Of all ranks.
+        ASSERT_EQ(ccl_allreduce(payload, payload, 2, CCL_UINT64, CCL_SUM, comm, nullptr),
+                  CCL_SUCCESS);
+        EXPECT_LE(payload[1], payload[0]) << spec << ", " << count << " elements";
+        if (count < 256) {
+          EXPECT_EQ(sum, exact) << spec << ", " << count << " elements";
+        }
+      }
+    }
+  });
+}
+
+size_t Occurrences(const std::string& text, const std::string& word) {
+  size_t times = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++times;
+  return times;
+}
+
+// Where scales are many octaves apart, each communicator warns once on each rank.
+TEST(CompressedTest, WarnsOnceOfMagnitudesOutsideTheRange) {
+  struct Range {
+    float magnitude;
+    bool sum_warns, segment_warns;  // whose results are not quantized again
+    const char* says = "";
+  };
+  constexpr Range kRanges[] = {
+      {0, false, false},
+      {1e-16f, false, false},
+      {3e-20f, true, true, "2.1e-22 and 5.4e-20"},
+      {1e-30f, true, true, "0 and 3.2e-27"},
+      {3e7f, false, false},
+      {6e7f, true, false, "3.4e+07 and 6.7e+07"},
+      {8e12f, true, true, "6.7e+07 and 8.8e+12"},
+      {3e37f, true, true, "and 3.4e+38"},
+  };
+  for (const Range& range : kRanges) {
+    for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter}) {
+      SCOPED_TRACE(std::string(Name(collective)) + " " + std::to_string(range.magnitude));
+      testing::internal::CaptureStderr();
+      RunThreads(2, [&](int, ccl_comm_t comm) {
+        std::vector<float> x(1024, range.magnitude), y(1024);
+        x[5] = 0;
+        ccl_codec_t codec = nullptr;
+        ASSERT_EQ(ccl_codec_create(&codec, "hbi"), CCL_SUCCESS);
+        ccl_compression_t how = CCL_COMPRESSION_INIT;
+        how.codec = codec;
+        for (int call = 0; call < 3; ++call) {
+          ASSERT_EQ(
+              CallCompressed(collective, x.data(), y.data(), 512, CCL_FLOAT32, CCL_SUM, &how, comm),
+              CCL_SUCCESS);
+        }
+        ccl_codec_destroy(codec);
+      });
+      const std::string log = testing::internal::GetCapturedStderr();
+      const bool warns =
+          collective == Collective::kAllReduce ? range.sum_warns : range.segment_warns;
+      EXPECT_EQ(Occurrences(log, "octaves apart"), warns ? 2u : 0u) << log;
+      if (!warns) continue;
+      EXPECT_NE(log.find("codec hbi:"), std::string::npos) << log;
+      EXPECT_NE(log.find(range.says), std::string::npos) << log;
+    }
+  }
+}
+
 // step 0 means the count of compressed calls so far: consecutive calls round differently.
 TEST(CompressedTest, DefaultStepCountsCalls) {
   const Vectors inputs = MakeInputs(2, 3000, TestSeed() + 6);

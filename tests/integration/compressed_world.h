@@ -72,7 +72,7 @@ inline std::string Describe(const Route& way) {
 }
 
 struct CallOptions {
-  std::string spec = "hbi:bits=6";
+  std::string spec = "hbi:bits=6,min_bytes=0";
   uint64_t seed = 0, step = 1;
   ccl_redop_t op = CCL_SUM;
   bool in_place = false;

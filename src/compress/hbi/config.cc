@@ -110,7 +110,7 @@ Result<Config> ParseConfig(const CodecSpec& spec) {
   }
   if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
 
-  const Result<uint64_t> min_bytes = spec.Integer("min_bytes", 0, 0, UINT64_MAX);
+  const Result<uint64_t> min_bytes = spec.Integer("min_bytes", config.min_bytes, 0, UINT64_MAX);
   if (!min_bytes.ok()) return min_bytes.status();
   config.min_bytes = *min_bytes;
   return config;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "compress/codec.h"
 #include "compress/codec_spec.h"
 
 namespace inccl::hbi {
@@ -27,10 +28,12 @@ struct Config {
   Reference reference = Reference::kTwoShot;
   AllGather all_gather = AllGather::kRequant;
   Local local = Local::kCodes;
-  bool unbiased = false;   // the all-gather rounds with a hash, and no superblock is dropped
-  bool rht = false;        // superblocks are rotated by a randomized Hadamard transform
-  bool checksum = false;   // every payload carries its CRC-32C
-  uint64_t min_bytes = 0;  // smaller calls run uncompressed
+  bool unbiased = false;  // the all-gather rounds with a hash, and no superblock is dropped
+  bool rht = false;       // superblocks are rotated by a randomized Hadamard transform
+  bool checksum = false;  // every payload carries its CRC-32C
+  // Smaller calls run uncompressed. By default those that are less than a superblock of floats,
+  // since payloads have whole superblocks.
+  uint64_t min_bytes = kSuperblock * sizeof(float);
 
   // m, where n contributions are more than one group; else 0.
   uint32_t GroupOf(int nranks) const { return m > 1 && m < static_cast<uint32_t>(nranks) ? m : 0; }

@@ -85,6 +85,13 @@ double ScaleAbove(double magnitude) {
   return code == kPoison ? kInfinity : Magnitude(code);
 }
 
+// The largest magnitude of an element that is zero where it is coded: fp32 is the code's type, and
+// a sixteenth of the sum of rotated elements may be below it.
+double Vanishing(const Planner& planner, DataType type) {
+  return (type == DataType::kFloat64 ? 0x1p-150 : 0) +
+         (planner.config().rht ? kSpread * 0x1p-150 : 0);
+}
+
 // The rounding error of a result in some type, and the smallest magnitude that overflows the type.
 struct TypeRounding {
   double relative, absolute, limit;
@@ -102,8 +109,11 @@ TypeRounding RoundingOf(DataType type) {
 
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op) {
-  if (top == kZeroCode) return 0;
-  const double n = planner.contributions(), magnitude = Magnitude(top);
+  if (top == kPoison) return kInfinity;
+  const double n = planner.contributions();
+  const double divisor = Reduces(planner.collective()) && op == ReduceOp::kAvg ? n : 1;
+  if (top == kZeroCode) return n * Vanishing(planner, type) / divisor;
+  const double magnitude = Magnitude(top);
   double sum_limit = n * magnitude;
   double error = sum_limit;  // dropped: zero instead of the sum
   if (point.k != 0) {
@@ -123,10 +133,18 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
   }
   if (type == DataType::kFloat64) error += sum_limit * 0x1p-24 + 0x1p-130;
   const TypeRounding rounding = RoundingOf(type);
-  const double divisor = Reduces(planner.collective()) && op == ReduceOp::kAvg ? n : 1;
   const double largest = (sum_limit + error) / divisor;
   if (largest >= rounding.limit) return kInfinity;
   return error / divisor + largest * rounding.relative + rounding.absolute;
+}
+
+RangeSide SideOf(const Planner& planner, uint8_t top) {
+  // Of the pieces of the scale whose steps are octaves, the codes of the smallest and largest M.
+  constexpr uint8_t kFirst = 5, kLast = 247;
+  if (top == kZeroCode) return RangeSide::kInside;
+  const double summed = planner.requantizes() ? planner.contributions() : 1;
+  if (top > kLast || summed * Magnitude(top) > Magnitude(kLast)) return RangeSide::kAbove;
+  return top <= kFirst ? RangeSide::kBelow : RangeSide::kInside;
 }
 
 double RelativeErrorBound(const Planner& planner, const Point& point) {

@@ -147,6 +147,20 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
   }
   *bits = config.bits8 == 0 ? worst_bits : config.bits8 / 8.0 + exact_bits;
   *relative_error = worst_error;
+  const auto include = [&](Collective other, int contributions) {
+    double other_bits = 0, other_error = 0;
+    Bound(other, contributions, &other_bits, &other_error);
+    *relative_error = std::max(*relative_error, other_error);
+  };
+  // With fewer contributions a step is larger, relative to the elements of all ranks. Two hosts are
+  // the fewest.
+  if (config.local == hbi::Local::kFp32 && Reduces(collective) && nranks > 2) {
+    include(collective, 2);
+  }
+  // ccl_codec_bound tells this of an all-gather, too.
+  if (collective == Collective::kAllReduce && planner->group() == 0) {
+    include(Collective::kAllGather, nranks);
+  }
 }
 
 std::unique_ptr<CodecState> HbiCodec::NewState() const {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 
+#include "base/log.h"
 #include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
 #include "compress/hbi/error_bound.h"
@@ -263,6 +264,7 @@ Result<bool> HbiState::Own(const Range& range, const std::byte* x, float* y) {
 }
 
 void HbiState::Finish(CodecStats* stats) {
+  if (planner_ != nullptr && !warned_of_range_) WarnOfRange();
   if (stats == nullptr) return;
   *stats = {};
   if (planner_ == nullptr) return;
@@ -272,10 +274,31 @@ void HbiState::Finish(CodecStats* stats) {
                 (call_.count + kBlock - 1) / kBlock, stats);
   }
   const std::span<const Point> points = planner_->points();
-  for (size_t p = 1; p < points.size(); ++p) {
-    const double bound = ErrorBound(*planner_, points[p], summary_.top[p], call_.type, call_.op);
+  const auto include = [&](size_t point, uint8_t top) {
+    const double bound = ErrorBound(*planner_, points[point], top, call_.type, call_.op);
     stats->error_bound = std::max(stats->error_bound, bound);
+  };
+  if (stats->zero_blocks != 0) include(Planner::kDead, kZeroCode);
+  if (stats->poisoned_blocks != 0) include(Planner::kDead, kPoison);
+  for (size_t p = Planner::kDead + 1; p < points.size(); ++p) {
+    if (summary_.top[p] != 0) include(p, summary_.top[p]);
   }
+}
+
+void HbiState::WarnOfRange() {
+  const uint8_t top = *std::max_element(summary_.top.begin(), summary_.top.end());
+  const RangeSide side = SideOf(*planner_, top);
+  if (side == RangeSide::kInside) return;
+  warned_of_range_ = true;
+  const bool above = side == RangeSide::kAbove;
+  Log(LogLevel::kWarn, LogSubsystem::kCodec,
+      "rank {}/{}: {} with codec {}: its largest elements are between {:.2g} and {:.2g} in "
+      "magnitude; {} 2^{} scales are {} octaves apart, so results may be zero or far off, as "
+      "error_bound in the statistics says. Scale the data, or choose another codec. Later calls "
+      "with this codec are not reported.",
+      call_.rank, call_.nranks, Name(call_.collective), planners_->config().Canonical(),
+      top == 1 ? 0.0 : Magnitude(top - 1), Magnitude(top), above ? "above" : "below",
+      above ? 26 : -56, above ? 17 : 8);
 }
 
 }  // namespace inccl::hbi

@@ -98,6 +98,8 @@ class HbiState final : public CodecState {
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
   uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
   void Plan(uint32_t segment, uint64_t window);
+  // Warns of the first call whose magnitudes lie where scales are many octaves apart.
+  void WarnOfRange();
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
@@ -111,6 +113,7 @@ class HbiState final : public CodecState {
   uint32_t trailer_ = 0;          // bytes of a payload's checksum
   Range kept_;                    // whose own words are kept; count 0: none
   PlanSummary summary_;
+  bool warned_of_range_ = false;
   // State of the current Combine.
   std::vector<Source> sources_;
   std::vector<Source> part_sources_;  // of the parts that threads of the team fold
