@@ -4,10 +4,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/own_fds.h"
+
 namespace inccl {
 
 void UniqueFd::Reset(int fd) {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) {
+    OwnFdsLock lock;
+    lock.Remove(fd_);
+    close(fd_);
+  }
   fd_ = fd;
 }
 

@@ -10,8 +10,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <exception>
 #include <utility>
@@ -62,10 +64,11 @@ std::string HostName() {
   return Escaped(name);
 }
 
+// Of a name that CheckLogFileName takes.
 std::string ExpandFileName(const std::string& file) {
   std::string expanded;
   for (size_t i = 0; i < file.size(); ++i) {
-    const char key = file[i] == '%' && i + 1 < file.size() ? file[i + 1] : '\0';
+    const char key = file[i] == '%' ? file[++i] : '\0';
     if (key == 'h') {
       expanded += HostName();
     } else if (key == 'p') {
@@ -73,7 +76,6 @@ std::string ExpandFileName(const std::string& file) {
     } else {
       expanded += file[i];
     }
-    if (key == 'h' || key == 'p' || key == '%') ++i;
   }
   return expanded;
 }
@@ -83,8 +85,9 @@ struct Sink {
   Mutex mutex;
   const std::string host = HostName();
   std::string file INCCL_GUARDED_BY(mutex);
-  int fd INCCL_GUARDED_BY(mutex) = -1;           // -1: stderr
-  uint64_t dropped INCCL_GUARDED_BY(mutex) = 0;  // lines since the last one that was written
+  UniqueFd fd INCCL_GUARDED_BY(mutex);              // not valid: stderr
+  uint64_t dropped INCCL_GUARDED_BY(mutex) = 0;     // lines since the last one that was written
+  bool complained INCCL_GUARDED_BY(mutex) = false;  // on stderr, that the file takes no line
 };
 
 Sink& GlobalSink() {
@@ -104,7 +107,8 @@ UniqueFd OpenAgain(int fd) {
   return UniqueFd(open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
-// Writes without waiting for a reader. Returns false if not all bytes have been written.
+// Writes without waiting for a reader. Returns false, with errno, if not all bytes have been
+// written.
 bool WriteNow(int fd, std::string_view text) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return false;
@@ -118,16 +122,19 @@ bool WriteNow(int fd, std::string_view text) {
     // POLLOUT means room for a whole line, unless another writer fills it first.
     if (!again.valid() && poll(&room, 1, 0) != 1) return false;
   }
-  ssize_t written;
-  do {
-    written = socket ? send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL)
-                     : write(again.valid() ? again.get() : fd, text.data(), text.size());
-  } while (written < 0 && errno == EINTR);
-  return written == static_cast<ssize_t>(text.size());
+  while (!text.empty()) {
+    const ssize_t written = socket
+                                ? send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL)
+                                : write(again.valid() ? again.get() : fd, text.data(), text.size());
+    if (written == 0) errno = ENOSPC;
+    if (written <= 0 && errno != EINTR) return false;
+    text.remove_prefix(static_cast<size_t>(std::max<ssize_t>(written, 0)));
+  }
+  return true;
 }
 
 // Writes without raising SIGPIPE (the log's reader has gone) or SIGXFSZ (the log file has reached
-// the limit of a file's size) in the process.
+// the limit of a file's size) in the process. Returns false, with errno, if the line is not there.
 bool WriteQuietly(int fd, std::string_view text) {
   sigset_t ours, old, pending;
   sigemptyset(&ours);
@@ -137,7 +144,8 @@ bool WriteQuietly(int fd, std::string_view text) {
   sigpending(&pending);
   if (pthread_sigmask(SIG_BLOCK, &ours, &old) != 0) return false;
   const bool written = WriteNow(fd, text);
-  const int raised = written ? 0 : errno == EPIPE ? SIGPIPE : errno == EFBIG ? SIGXFSZ : 0;
+  const int error = errno;
+  const int raised = written ? 0 : error == EPIPE ? SIGPIPE : error == EFBIG ? SIGXFSZ : 0;
   if (raised != 0 && sigismember(&pending, raised) != 1) {
     sigset_t only;
     sigemptyset(&only);
@@ -146,6 +154,7 @@ bool WriteQuietly(int fd, std::string_view text) {
     sigtimedwait(&only, nullptr, &now);
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  errno = error;
   return written;
 }
 
@@ -161,6 +170,15 @@ std::string LineOf(const Sink& sink, LogLevel level, std::string_view text) {
   }
   line += '\n';
   return line;
+}
+
+// Once per file: who reads stderr learns where the missing lines would be.
+void ComplainAbout(Sink* sink, int error) INCCL_REQUIRES(sink->mutex) {
+  if (!sink->fd.valid() || std::exchange(sink->complained, true)) return;
+  char buffer[128];
+  const std::string why = fmt::format("INCCL_DEBUG_FILE: {} takes no more lines: {} (errno {})",
+                                      sink->file, strerror_r(error, buffer, sizeof buffer), error);
+  (void)WriteQuietly(STDERR_FILENO, LineOf(*sink, LogLevel::kWarn, why));
 }
 
 }  // namespace
@@ -212,16 +230,16 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
   {
     const MutexLock lock(&sink.mutex);
     if (file != sink.file) {
-      int fd = -1;
+      UniqueFd fd;
       if (!file.empty()) {
         Result<UniqueFd> opened = OpenLogFile(ExpandFileName(file));
         status = opened.status();
-        if (opened.ok()) fd = opened->Release();
+        if (opened.ok()) fd = *std::move(opened);
       }
-      if (sink.fd >= 0) close(sink.fd);
-      sink.fd = fd;
-      sink.file = fd < 0 ? "" : file;
+      sink.fd = std::move(fd);
+      sink.file = sink.fd.valid() ? file : "";
       sink.dropped = 0;
+      sink.complained = false;
     }
   }
   internal::log_subsystems.store(subsystems, std::memory_order_relaxed);
@@ -239,14 +257,15 @@ void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept
   Sink& sink = GlobalSink();
   const std::string line = LineOf(sink, level, text);
   const MutexLock lock(&sink.mutex);
-  const int fd = sink.fd >= 0 ? sink.fd : STDERR_FILENO;
+  const int fd = sink.fd.valid() ? sink.fd.get() : STDERR_FILENO;
   if (sink.dropped > 0) {
-    const std::string gap =
-        LineOf(sink, LogLevel::kWarn,
-               fmt::format("{} lines are missing here, as the log was not read", sink.dropped));
+    const std::string gap = LineOf(
+        sink, LogLevel::kWarn,
+        fmt::format("{} lines are missing here, as the log did not take them", sink.dropped));
     if (WriteQuietly(fd, gap)) sink.dropped = 0;
   }
-  if (sink.dropped > 0 || !WriteQuietly(fd, line)) ++sink.dropped;
+  if (sink.dropped == 0 && WriteQuietly(fd, line)) return;
+  if (sink.dropped++ == 0) ComplainAbout(&sink, errno);
 } catch (const std::exception&) {
   // Out of memory: the line is dropped.
 }

@@ -10,6 +10,17 @@
 
 namespace inccl {
 
+std::string CheckLogFileName(std::string_view name) {
+  for (size_t i = name.find('%'); i != std::string_view::npos; i = name.find('%', i + 2)) {
+    const std::string_view key = name.substr(i, 2);
+    if (key == "%h" || key == "%p" || key == "%%") continue;
+    std::string why = fmt::format("a name with \"{}\"", key);
+    if (key == "%r") why += ", but the file is opened before the process has a rank";
+    return why;
+  }
+  return "";
+}
+
 Result<UniqueFd> OpenLogFile(const std::string& name) {
   const std::string what = fmt::format("INCCL_DEBUG_FILE: {}", name);
   UniqueFd fd(open(name.c_str(),

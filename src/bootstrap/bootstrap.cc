@@ -92,11 +92,21 @@ Status CheckRanks(const Launcher& launcher, const JoinOptions& options) {
 Status HostRendezvousAt(const UniqueIdAddress& address, const HandshakeTerms& terms,
                         const JoinOptions& options) {
   const SocketAddress where = SocketAddress::Tcp(address);
-  bool in_use = false;
+  bool in_use = false, warned = false;
+  const Time start = SystemClock().Now();
   Result<UniqueFd> listener = Listen(where, &in_use);
   while (!listener.ok() && in_use && SystemClock().Now() < options.deadline &&
          (options.cancelled == nullptr || !options.cancelled->load())) {
-    SleepUntil(std::min(options.deadline, SystemClock().Now() + kBusyPause));
+    const Time now = SystemClock().Now();
+    if (!warned && now - start >= options.patience) {
+      warned = true;
+      Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+          "rank {}/{}: init: INCCL_COMM_ID: still cannot listen, after {} ms: {}; another program "
+          "has this port; the limit is {} ms",
+          options.rank, options.nranks, options.patience / kMillisecond,
+          listener.status().message(), options.timeout_ms);
+    }
+    SleepUntil(std::min(options.deadline, now + kBusyPause));
     listener = Listen(where, &in_use);
   }
   if (!listener.ok()) return listener.status();
@@ -193,6 +203,14 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
   for (const UniqueIdAddress& address : addresses) {
     target.addresses.push_back(SocketAddress::Tcp(address));
   }
+  std::erase_if(addresses, IsLoopback);
+  const bool others = !addresses.empty();
+  RemoveOwn(OwnAddresses(), &addresses);
+  if (others && addresses.empty()) {
+    target.advice =
+        "; this machine has the address itself: if the id was made on another one, set "
+        "INCCL_SOCKET_IFNAME there to an interface that this one reaches";
+  }
   return Join(target,
               {.key = *key,
                .role = Role::kRendezvous,
@@ -254,6 +272,9 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
         options, InvalidUsage(fmt::format("INCCL_COMM_ID={} needs INCCL_SECRET_FILE on all ranks: "
                                           "without it any process that reaches the port could join",
                                           address)));
+  }
+  if (Status status = CheckReach(address, *where, launcher); !status.ok()) {
+    return OfRank(options, status);
   }
   const std::string identity = fmt::format("inccl comm id\ninit={}\n{}", init_index, address);
   const Result<Mac> hash = Sha256(AsBytes(identity));

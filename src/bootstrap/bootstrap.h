@@ -29,6 +29,7 @@ struct JoinOptions {
   int nranks = 1;
   Time deadline = kNever;       // on SystemClock()
   int timeout_ms = 0;           // the length of the deadline, for messages
+  Time patience = 5 * kSecond;  // then a log line says what this rank waits for
   std::string agreement;        // must be equal on all ranks; ideally "key=value key=value ..."
   std::vector<int> share_fds;   // every peer gets a copy; at most 16; the caller keeps ownership
   std::vector<std::byte> blob;  // every peer gets a copy; at most kMaxBlob bytes

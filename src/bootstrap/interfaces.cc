@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/interfaces.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <linux/ethtool.h>
@@ -21,36 +22,47 @@
 
 #include "base/escaped.h"
 #include "base/fd.h"
+#include "base/log.h"
 #include "config/values.h"
 
 namespace inccl::bootstrap {
 namespace {
 
 constexpr std::string_view kStandardInterfaces = "^lo,docker,virbr";
+constexpr std::string_view kOfContainers = "br-,cni,podman,veth";
 
 struct Interface {
   std::string name;
-  std::optional<UniqueIdAddress> v4, v6, v6_link_local;
+  bool runs = false;  // has a carrier
+  std::vector<UniqueIdAddress> v4, v6, v6_link_local;
 };
 
-void AddAddress(const ifaddrs& entry, Interface* interface) {
+std::optional<UniqueIdAddress> FromSystem(const sockaddr* from) {
   UniqueIdAddress address;
-  if (entry.ifa_addr->sa_family == AF_INET) {
-    const auto* const in = reinterpret_cast<const sockaddr_in*>(entry.ifa_addr);
+  if (from->sa_family == AF_INET) {
+    const auto* const in = reinterpret_cast<const sockaddr_in*>(from);
     address.family = 4;
     std::memcpy(address.address.data(), &in->sin_addr, 4);
-    if (!interface->v4) interface->v4 = address;
-    return;
+    return address;
   }
-  const auto* const in = reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr);
+  if (from->sa_family != AF_INET6) return std::nullopt;
+  const auto* const in = reinterpret_cast<const sockaddr_in6*>(from);
   address.family = 6;
   std::memcpy(address.address.data(), &in->sin6_addr, 16);
   if (IN6_IS_ADDR_LINKLOCAL(&in->sin6_addr)) {
     address.scope = static_cast<uint16_t>(in->sin6_scope_id);
-    if (!interface->v6_link_local) interface->v6_link_local = address;
-  } else if (!interface->v6) {
-    interface->v6 = address;
   }
+  return address;
+}
+
+bool IsLinkLocal(const UniqueIdAddress& address) {
+  in6_addr in{};
+  std::memcpy(&in, address.address.data(), sizeof in);
+  return address.family == 6 && IN6_IS_ADDR_LINKLOCAL(&in);
+}
+
+bool SameHost(const UniqueIdAddress& a, const UniqueIdAddress& b) {
+  return a.family == b.family && a.address == b.address;
 }
 
 Result<std::vector<Interface>> ListInterfaces() {
@@ -60,25 +72,45 @@ Result<std::vector<Interface>> ListInterfaces() {
   std::vector<Interface> interfaces;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
+    const std::optional<UniqueIdAddress> address = FromSystem(entry->ifa_addr);
+    if (!address) continue;
     auto found = std::find_if(interfaces.begin(), interfaces.end(),
                               [&](const Interface& i) { return i.name == entry->ifa_name; });
     if (found == interfaces.end()) {
-      interfaces.push_back({.name = entry->ifa_name, .v4 = {}, .v6 = {}, .v6_link_local = {}});
+      interfaces.push_back({.name = entry->ifa_name,
+                            .runs = (entry->ifa_flags & IFF_RUNNING) != 0,
+                            .v4 = {},
+                            .v6 = {},
+                            .v6_link_local = {}});
       found = interfaces.end() - 1;
     }
-    AddAddress(*entry, &*found);
+    (address->family == 4    ? found->v4
+     : IsLinkLocal(*address) ? found->v6_link_local
+                             : found->v6)
+        .push_back(*address);
   }
   return interfaces;
 }
 
+// One of each family first: some machines reach others by one of them only.
+std::vector<UniqueIdAddress> AddressesOf(const Interface& interface, bool link_local) {
+  std::vector<UniqueIdAddress> addresses;
+  for (size_t i = 0; i < std::max(interface.v4.size(), interface.v6.size()); ++i) {
+    if (i < interface.v4.size()) addresses.push_back(interface.v4[i]);
+    if (i < interface.v6.size()) addresses.push_back(interface.v6[i]);
+  }
+  if (addresses.empty() && link_local && !interface.v6_link_local.empty()) {
+    addresses.push_back(interface.v6_link_local.front());
+  }
+  return addresses;
+}
+
 struct Chosen {
-  std::string interface;  // "": none, so the loopback address
+  std::string interface;  // the first; "": none, so the loopback address
   std::vector<UniqueIdAddress> addresses;
 };
 
-Result<Chosen> ChooseInterface(std::string_view given) {
+Result<Chosen> ChooseInterfaces(std::string_view given) {
   const std::string_view pattern = given.empty() ? kStandardInterfaces : given;
   if (const Result<NameList> list = ParseNameList(pattern); !list.ok()) {
     return InvalidUsage(Escaped(fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" is {}",
@@ -88,24 +120,55 @@ Result<Chosen> ChooseInterface(std::string_view given) {
   if (!interfaces.ok()) return interfaces.status();
   std::string candidates;
   for (const Interface& interface : *interfaces) {
-    if (MatchesInterface(pattern, interface.name)) {
-      std::vector<UniqueIdAddress> addresses;
-      if (interface.v4) addresses.push_back(*interface.v4);
-      if (interface.v6) addresses.push_back(*interface.v6);
-      if (addresses.empty() && !given.empty()) addresses.push_back(*interface.v6_link_local);
-      if (!addresses.empty()) return Chosen{interface.name, std::move(addresses)};
-    }
     candidates += (candidates.empty() ? "" : ", ") + interface.name;
   }
-  if (given.empty()) {
+  const auto place = [&](const Interface& interface) {
+    const bool inside = given.empty() && MatchesInterface(kOfContainers, interface.name);
+    return (interface.runs ? 0 : 2) + (inside ? 1 : 0);
+  };
+  std::stable_sort(interfaces->begin(), interfaces->end(),
+                   [&](const Interface& a, const Interface& b) { return place(a) < place(b); });
+  Chosen chosen;
+  for (const Interface& interface : *interfaces) {
+    if (!MatchesInterface(given.empty() ? kStandardInterfaces : given, interface.name)) continue;
+    const std::vector<UniqueIdAddress> addresses = AddressesOf(interface, !given.empty());
+    if (addresses.empty()) continue;
+    if (chosen.addresses.empty()) chosen.interface = interface.name;
+    chosen.addresses.insert(chosen.addresses.end(), addresses.begin(), addresses.end());
+    if (!given.empty()) break;
+  }
+  if (chosen.addresses.empty() && !given.empty()) {
+    return InvalidUsage(
+        fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up "
+                    "and has an address; there are {}",
+                    Escaped(given), candidates));
+  }
+  if (chosen.addresses.empty()) {
     UniqueIdAddress loopback;
     loopback.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
-    return Chosen{"", {loopback}};
+    chosen.addresses.push_back(loopback);
   }
-  return InvalidUsage(
-      fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up and "
-                  "has an address; there are {}",
-                  Escaped(given), candidates));
+  if (chosen.addresses.size() > kMostListenAddresses) {
+    chosen.addresses.resize(kMostListenAddresses);
+  }
+  return chosen;
+}
+
+std::string ListHosts(std::span<const UniqueIdAddress> addresses) {
+  std::string list;
+  for (const UniqueIdAddress& address : addresses) {
+    char text[INET6_ADDRSTRLEN] = "?";
+    inet_ntop(address.family == 6 ? AF_INET6 : AF_INET, address.address.data(), text, sizeof text);
+    list += (list.empty() ? "" : ", ") + std::string(text);
+  }
+  return list;
+}
+
+std::optional<UniqueIdAddress> EndOf(int fd, int (*get)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (get(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return std::nullopt;
+  return FromSystem(reinterpret_cast<const sockaddr*>(&storage));
 }
 
 }  // namespace
@@ -132,17 +195,16 @@ Result<UniqueIdAddress> ResolveAddress(const std::string& text) {
     return InvalidUsage(fmt::format("INCCL_COMM_ID={}: {}", Escaped(text), gai_strerror(error)));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
-  UniqueIdAddress address;
-  if (list->ai_family == AF_INET6) {
-    const auto* const in = reinterpret_cast<const sockaddr_in6*>(list->ai_addr);
-    address.family = 6;
-    std::memcpy(address.address.data(), &in->sin6_addr, 16);
-    address.port = ntohs(in->sin6_port);
-    address.scope = static_cast<uint16_t>(in->sin6_scope_id);
-  } else {
-    const auto* const in = reinterpret_cast<const sockaddr_in*>(list->ai_addr);
-    std::memcpy(address.address.data(), &in->sin_addr, 4);
-    address.port = ntohs(in->sin_port);
+  const std::optional<UniqueIdAddress> found = FromSystem(list->ai_addr);
+  if (!found) return InvalidUsage(fmt::format("INCCL_COMM_ID={}: no IP address", Escaped(text)));
+  UniqueIdAddress address = *found;
+  address.port =
+      ntohs(address.family == 6 ? reinterpret_cast<const sockaddr_in6*>(list->ai_addr)->sin6_port
+                                : reinterpret_cast<const sockaddr_in*>(list->ai_addr)->sin_port);
+  if (IsLinkLocal(address) && address.scope == 0) {
+    return InvalidUsage(
+        fmt::format("INCCL_COMM_ID={}: a link-local address needs its interface: [{}%eth0]:{}",
+                    Escaped(text), Escaped(host), address.port));
   }
   return address;
 }
@@ -154,29 +216,82 @@ bool IsLoopback(const UniqueIdAddress& address) {
   return address.address == last.address;
 }
 
+Status CheckReach(const std::string& text, const UniqueIdAddress& address,
+                  const Launcher& launcher) {
+  if (!IsLoopback(address)) return Status::Ok();
+  const std::string what =
+      fmt::format("INCCL_COMM_ID={} is {} on this host, which no other reaches", Escaped(text),
+                  ListHosts({&address, 1}));
+  if (!launcher.elsewhere.empty()) {
+    return InvalidUsage(fmt::format("{}, and {}", what, launcher.elsewhere));
+  }
+  const bool says_so =
+      text.starts_with("localhost:") || text.starts_with("127.") || text.starts_with("[");
+  if (launcher.rank == 0 && !says_so) {
+    Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+        "rank 0/{}: init: {}; ranks on other hosts need the address of an interface",
+        launcher.nranks, what);
+  }
+  return Status::Ok();
+}
+
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view given) {
-  Result<Chosen> chosen = ChooseInterface(given);
+  Result<Chosen> chosen = ChooseInterfaces(given);
   if (!chosen.ok()) return chosen.status();
   return std::move(chosen->addresses);
 }
 
+std::optional<UniqueIdAddress> LocalAddress(int fd) { return EndOf(fd, getsockname); }
+std::optional<UniqueIdAddress> RemoteAddress(int fd) { return EndOf(fd, getpeername); }
+
+void MoveToFront(const UniqueIdAddress& first, std::vector<UniqueIdAddress>* addresses) {
+  std::stable_partition(addresses->begin(), addresses->end(),
+                        [&](const UniqueIdAddress& a) { return SameHost(a, first); });
+}
+
+void PutFirst(const UniqueIdAddress& first, std::vector<UniqueIdAddress>* addresses) {
+  std::erase_if(*addresses, [&](const UniqueIdAddress& a) { return SameHost(a, first); });
+  addresses->insert(addresses->begin(), first);
+  if (addresses->size() > kMostListenAddresses) addresses->pop_back();
+}
+
+std::vector<UniqueIdAddress> OwnAddresses() {
+  const Result<std::vector<Interface>> interfaces = ListInterfaces();
+  std::vector<UniqueIdAddress> own;
+  if (!interfaces.ok()) return own;
+  for (const Interface& interface : *interfaces) {
+    own.insert(own.end(), interface.v4.begin(), interface.v4.end());
+    own.insert(own.end(), interface.v6.begin(), interface.v6.end());
+  }
+  return own;
+}
+
+void RemoveOwn(std::span<const UniqueIdAddress> own, std::vector<UniqueIdAddress>* addresses) {
+  std::erase_if(*addresses, [&](const UniqueIdAddress& address) {
+    return std::any_of(own.begin(), own.end(),
+                       [&](const UniqueIdAddress& one) { return SameHost(one, address); });
+  });
+}
+
+std::string IsAlsoHere(const std::string& peer, std::span<const UniqueIdAddress> addresses) {
+  return fmt::format(
+      "peer {} listens at {}, which this machine has, too: set INCCL_SOCKET_IFNAME on all ranks to "
+      "an interface by which the machines reach each other",
+      peer, ListHosts(addresses));
+}
+
 void SetScopes(std::string_view given, std::vector<UniqueIdAddress>* addresses) {
-  const auto is_link_local = [](const UniqueIdAddress& address) {
-    in6_addr in{};
-    std::memcpy(&in, address.address.data(), sizeof in);
-    return address.family == 6 && IN6_IS_ADDR_LINKLOCAL(&in);
-  };
-  if (std::none_of(addresses->begin(), addresses->end(), is_link_local)) return;
-  const Result<Chosen> chosen = ChooseInterface(given);
+  if (std::none_of(addresses->begin(), addresses->end(), IsLinkLocal)) return;
+  const Result<Chosen> chosen = ChooseInterfaces(given);
   const unsigned int index = chosen.ok() ? if_nametoindex(chosen->interface.c_str()) : 0;
   if (index == 0) return;
   for (UniqueIdAddress& address : *addresses) {
-    if (is_link_local(address)) address.scope = static_cast<uint16_t>(index);
+    if (IsLinkLocal(address)) address.scope = static_cast<uint16_t>(index);
   }
 }
 
 uint32_t LinkMbps(std::string_view pattern) {
-  const Result<Chosen> chosen = ChooseInterface(pattern);
+  const Result<Chosen> chosen = ChooseInterfaces(pattern);
   if (!chosen.ok() || chosen->interface.size() >= IFNAMSIZ) return 0;
   const UniqueFd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq request{};

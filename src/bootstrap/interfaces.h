@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses the address to listen on.
+// Chooses the addresses to listen on, and among those of peers the ones to try.
 #ifndef INCCL_BOOTSTRAP_INTERFACES_H_
 #define INCCL_BOOTSTRAP_INTERFACES_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+#include "bootstrap/launcher.h"
 #include "bootstrap/unique_id.h"
 
 namespace inccl::bootstrap {
@@ -18,22 +22,43 @@ namespace inccl::bootstrap {
 // matches nothing.
 bool MatchesInterface(std::string_view pattern, std::string_view name);
 
-// Returns the addresses (port 0) of the first interface that is up and matches: at most one IPv4
-// and one IPv6 address, in the order to try them. An empty pattern means "^lo,docker,virbr", as
-// NCCL's default does, and then 127.0.0.1, i.e. this machine only, if no such interface is up. If
-// nothing matches another pattern, a kInvalidUsage lists the candidates.
+// Returns the addresses (port 0) to listen on, at most kMostListenAddresses, in the order to try
+// them: those of the first interface that is up and matches, where interfaces with a carrier come
+// first. An empty pattern means every interface but lo, docker* and virbr*, and those that usually
+// lead to containers of this machine (br-*, cni*, podman*, veth*) come last; 127.0.0.1, i.e. this
+// machine only, if there is none. If nothing matches another pattern, a kInvalidUsage lists the
+// candidates.
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern);
+inline constexpr size_t kMostListenAddresses = 8;
+
+// The addresses (port 0) of the two ends of a TCP connection; none if it has gone.
+std::optional<UniqueIdAddress> LocalAddress(int fd);
+std::optional<UniqueIdAddress> RemoteAddress(int fd);
+// These compare addresses without ports. PutFirst adds `first` if it is not there.
+void PutFirst(const UniqueIdAddress& first, std::vector<UniqueIdAddress>* addresses);
+void MoveToFront(const UniqueIdAddress& first, std::vector<UniqueIdAddress>* addresses);
+// The addresses of this machine; none if they cannot be listed.
+std::vector<UniqueIdAddress> OwnAddresses();
+// Removes those that this machine has, too: no connection to them would leave it.
+void RemoveOwn(std::span<const UniqueIdAddress> own, std::vector<UniqueIdAddress>* addresses);
+// The error if none is left of those at which a peer on another machine listens.
+std::string IsAlsoHere(const std::string& peer, std::span<const UniqueIdAddress> addresses);
 
 // Link-local IPv6 addresses of other hosts are reached through the interface that the pattern
 // selects here: its index becomes their scope, in the place of the index on the host they come
 // from.
 void SetScopes(std::string_view pattern, std::vector<UniqueIdAddress>* addresses);
 
-// The rate of the link of that interface in Mbit/s, as its driver says; 0 if it does not know.
+// The rate of the link of the first interface in Mbit/s, as its driver says; 0 if it does not know.
 uint32_t LinkMbps(std::string_view pattern);
 
-// The address of "host:port" or "[IPv6]:port"; a name is looked up. Errors: kInvalidUsage.
+// The address of INCCL_COMM_ID, "host:port" or "[IPv6]:port"; a name is looked up. Errors:
+// kInvalidUsage.
 Result<UniqueIdAddress> ResolveAddress(const std::string& text);
+// If that is a loopback address: an error where the launcher says that ranks are on other hosts,
+// else a warning of rank 0, unless the text itself says so (a host may resolve its own name so).
+Status CheckReach(const std::string& text, const UniqueIdAddress& address,
+                  const Launcher& launcher);
 
 // Whether ranks of this machine alone can reach the address.
 bool IsLoopback(const UniqueIdAddress& address);

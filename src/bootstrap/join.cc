@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -33,11 +34,15 @@ Result<UniqueFd> ListenOnMachine(std::string* name) {
   return Listen(SocketAddress::Unix(*name));
 }
 
-// Listens for ranks on other machines, unless this one has no address that they reach.
-Status ListenForMachines(const JoinOptions& options, std::vector<UniqueIdAddress>* addresses,
+// Listens for ranks on other machines, unless this one has no address that they reach. Others may
+// well reach the address from which this rank has reached the rendezvous.
+Status ListenForMachines(const JoinOptions& options, const RendezvousClient& root,
+                         std::vector<UniqueIdAddress>* addresses,
                          std::vector<Listener>* listeners) {
   Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(options.socket_ifname);
   if (!chosen.ok()) return chosen.status();
+  const std::optional<UniqueIdAddress> local = LocalAddress(root.fd());
+  if (options.socket_ifname.empty() && local) PutFirst(*local, &*chosen);
   std::erase_if(*chosen, IsLoopback);
   if (chosen->empty()) return Status::Ok();
   const PortRange& ports = options.listen.ports;
@@ -85,6 +90,7 @@ ControlGraph GraphOf(const JoinOptions& options, const RankTable& table) {
 Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTable& table,
                                        const ControlGraph& graph) {
   const RankRecord& self = table.ranks[static_cast<size_t>(options.rank)];
+  const std::vector<UniqueIdAddress> own = OwnAddresses();
   std::vector<LinkPlan> plans;
   for (const RankRecord& record : table.ranks) {
     if (!graph.Linked(options.rank, static_cast<int>(record.rank))) continue;
@@ -104,6 +110,10 @@ Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTab
           NameOf(self), NameOf(record), NameOf(server)));
     }
     std::vector<UniqueIdAddress> addresses = server.mesh_addresses;
+    if (server.rank != self.rank) RemoveOwn(own, &addresses);
+    if (addresses.empty()) {
+      return InvalidUsage(IsAlsoHere(NameOf(server), server.mesh_addresses));
+    }
     SetScopes(options.socket_ifname, &addresses);
     for (const UniqueIdAddress& address : addresses) {
       plan.addresses.push_back(SocketAddress::Tcp(address));
@@ -267,10 +277,6 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   Result<UniqueFd> on_machine = ListenOnMachine(&registration.record.mesh_name);
   if (!on_machine.ok()) return named(on_machine.status());
   listeners.push_back({.fd = *std::move(on_machine), .is_unix = true});
-  if (!target.same_uid_only) {
-    Status status = ListenForMachines(options, &registration.record.mesh_addresses, &listeners);
-    if (!status.ok()) return named(status);
-  }
   registration.nranks = static_cast<uint32_t>(options.nranks);
   registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
   registration.agreement = options.agreement;
@@ -282,13 +288,19 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                                  .nranks = options.nranks,
                                  .deadline = options.deadline,
                                  .timeout_ms = options.timeout_ms,
+                                 .patience = options.patience,
                                  .cancelled = options.cancelled});
   if (!connected.ok()) return connected.status();
   FAULT_POINT("bootstrap.after_authentication");
   RendezvousClient& root = **connected;
+  Status status;
+  if (!target.same_uid_only) {
+    status = ListenForMachines(options, root, &registration.record.mesh_addresses, &listeners);
+    if (!status.ok()) return named(status);
+  }
   registration.remaining =
       options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
-  Status status = root.Send(MessageKind::kRegister, registration.Encode());
+  status = root.Send(MessageKind::kRegister, registration.Encode());
   if (!status.ok()) return status;
   FAULT_POINT("bootstrap.after_register");
   Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);

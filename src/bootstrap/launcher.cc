@@ -158,14 +158,17 @@ void ReadTorch(Reader* r, Launcher* l) {
 }
 
 void ReadSlurm(Reader* r, Launcher* l) {
+  // Each step of a Slurm job is a job of its own.
+  if (!r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"}) && !r->HasJobName()) {
+    r->Complain(
+        "SLURM_JOB_ID and SLURM_STEP_ID are not set, so srun has not started this process; a batch "
+        "script starts its ranks with srun (ranks that srun does not start need INCCL_RANK, "
+        "INCCL_SIZE and INCCL_JOB)");
+  }
   l->rank = r->Number({"SLURM_PROCID"}, -1);
   l->nranks = r->Number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, -1);
   r->NoteNodesOfSlurm();
   r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
-  // Each step of a Slurm job is a job of its own.
-  if (!r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"}) && !r->HasJobName()) {
-    r->Complain("SLURM_JOB_ID and SLURM_STEP_ID, or INCCL_JOB, are not set");
-  }
 }
 
 struct LauncherSource {

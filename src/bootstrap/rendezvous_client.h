@@ -28,6 +28,7 @@ struct RootTarget {
   bool same_uid_only = false;            // unix sockets: skip those of other users
   bool any_namespace = false;            // false with same_uid_only: refuse other containers, too
   bool may_come_later = false;           // a missing listener is no error until the deadline
+  std::string advice = {};               // ends the error if nobody listens
   // If set, starts a rendezvous where none answers. Returns "" on success, else the obstacle; the
   // client then calls it again later.
   std::function<Result<std::string>()> make = nullptr;

@@ -194,8 +194,8 @@ Status GiveUp(const RootTarget& target, const HandshakeTerms& terms, const std::
   if (absences >= kMostAbsences && !target.may_come_later) {
     return RemoteError(fmt::format(
         "there is no rendezvous at {}: the process that made the id has ended or is on another "
-        "host, or the id has served already (one id, one communicator)",
-        where));
+        "host, or the id has served already (one id, one communicator){}",
+        where, target.advice));
   }
   return Status::Ok();
 }

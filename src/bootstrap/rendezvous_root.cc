@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -29,6 +28,7 @@ constexpr int kMostRootAccepts = 16;               // then it serves existing co
 constexpr Time kAcceptPause = 50 * kMillisecond;   // after running out of descriptors
 constexpr Time kLateLimit = 2 * kSecond;           // for late ranks, with RootOptions::abandoned
 constexpr Time kLookInterval = 50 * kMillisecond;  // between looks at RootOptions::abandoned
+constexpr Time kAnswering = 5 * kSecond;           // without it: before ranks of this process end
 constexpr size_t kLikelyRanks = 64;                // while the number of ranks is unknown
 constexpr int kMostPollFailures = 100;             // then the root ends, which every rank sees
 class Root {
@@ -50,7 +50,6 @@ class Root {
  private:
   enum class Phase : uint8_t { kGathering, kWiring, kFailed, kComplete };
   using Sessions = std::vector<std::unique_ptr<Session>>;
-
   void Poll();
   Time NextDeadline() const;
   void Expire(Time now);
@@ -59,13 +58,13 @@ class Root {
   void AcceptFrom(int listener);
   void Promote(const ServerHandshake& handshake, UniqueFd* fd);
   void SayWhoIsMissing();
-
   void ReadFrom(Session* session);
   void OnFrame(Session* session, const FrameParser::Frame& frame);
   void OnRegister(Session* session, Bytes body);
   void OnGone(Session* session);
   void Fail(const Status& status);
-  void DismissAll(MessageKind kind, Bytes body);
+  void Dismiss(bool own, MessageKind kind, Bytes body);
+  bool AllAnswered() const { return std::ranges::find(answered_, false) == answered_.end(); }
   void SendTable();
   std::vector<int> NotDone() const;
 
@@ -75,10 +74,11 @@ class Root {
   PendingConnections pending_;
   Sessions sessions_;
   Gathering gathering_;
-  std::vector<bool> answered_;   // by rank: has received the failure
-  uint32_t expected_ranks_ = 0;  // the largest nranks that a rank has given
-  Time deadline_ = kNever;       // the earliest deadline of the ranks
-  uint32_t timeout_ms_ = 0;      // the length of that deadline
+  std::vector<bool> answered_;    // by rank: has received the failure
+  uint32_t expected_ranks_ = 0;   // the largest nranks that a rank has given
+  Time deadline_ = kNever;        // the earliest deadline of the ranks
+  uint32_t timeout_ms_ = 0;       // the length of that deadline
+  Time dismiss_own_at_ = kNever;  // ranks of this process, after a failure
   Time end_ = kNever;
   Time warn_at_ = kNever;  // when to log the missing ranks
   Time accept_after_ = 0;
@@ -97,20 +97,17 @@ void Root::Run() {
 
 bool Root::Finished(Time now) const {
   if (now >= end_ || poll_failures_ >= kMostPollFailures) return true;
-  if (!sessions_.empty()) return false;
-  if (phase_ == Phase::kComplete) return true;
-  return phase_ == Phase::kFailed &&
-         std::find(answered_.begin(), answered_.end(), false) == answered_.end();
+  return sessions_.empty() &&
+         (phase_ == Phase::kComplete || (phase_ == Phase::kFailed && AllAnswered()));
 }
 
 Time Root::NextDeadline() const {
-  Time next = end_;
+  Time next = std::min({end_, dismiss_own_at_, pending_.NextDeadline()});
   if (options_.abandoned != nullptr) next = std::min(next, SystemClock().Now() + kLookInterval);
   if (phase_ == Phase::kGathering || phase_ == Phase::kWiring) {
     next = std::min({next, deadline_, warn_at_});
   }
   if (accept_after_ != 0) next = std::min(next, accept_after_);
-  next = std::min(next, pending_.NextDeadline());
   for (const auto& session : sessions_) {
     if (!session->member()) next = std::min(next, session->deadline);
   }
@@ -125,6 +122,10 @@ void Root::Expire(Time now) {
   });
   if (options_.abandoned != nullptr && options_.abandoned->load()) {
     Fail(RemoteError("the rank that made the id does not want the communicator any more"));
+  }
+  if (dismiss_own_at_ != kNever && (AllAnswered() || now >= std::min(dismiss_own_at_, end_))) {
+    dismiss_own_at_ = kNever;
+    Dismiss(/*own=*/true, MessageKind::kFailed, EncodeError(failure_));
   }
   if (now >= warn_at_) SayWhoIsMissing();
   if (now < deadline_) return;
@@ -253,7 +254,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
         phase_ = Phase::kComplete;
         options_.listeners.clear();  // frees the name
         FAULT_POINT("root.before_go");
-        DismissAll(MessageKind::kGo, {});
+        for (const bool own : {false, true}) Dismiss(own, MessageKind::kGo, {});
         FAULT_POINT("root.after_go");
         return;
       }
@@ -277,10 +278,13 @@ void Root::OnRegister(Session* session, Bytes body) {
   session->pid = registration->record.pid;
   const Time now = SystemClock().Now();
   if (end_ == kNever) end_ = now + std::max(options_.lifetime, 2 * registration->remaining);
-  pending_.ExpectRanks(
-      std::max(static_cast<size_t>(options_.nranks), size_t{registration->nranks}));
+  pending_.ExpectRanks(std::max<size_t>(options_.nranks, registration->nranks));
   if (phase_ == Phase::kFailed) {
     if (session->rank < answered_.size()) answered_[session->rank] = true;
+    if (session->own() && dismiss_own_at_ != kNever) {
+      session->state = Session::State::kJoined;
+      return;
+    }
     Status why = failure_;
     if (const RankRecord* const other = gathering_.Find(session->rank);
         other != nullptr && other->pid != session->pid) {
@@ -336,24 +340,20 @@ void Root::Fail(const Status& status) {
   if (phase_ == Phase::kFailed || phase_ == Phase::kComplete) return;
   phase_ = Phase::kFailed;
   failure_ = status;
-  if (options_.abandoned != nullptr) end_ = std::min(end_, SystemClock().Now() + kLateLimit);
+  const Time now = SystemClock().Now();
+  if (options_.abandoned != nullptr) end_ = std::min(end_, now + kLateLimit);
   expected_ranks_ = std::max(expected_ranks_, static_cast<uint32_t>(gathering_.nranks()));
   answered_.assign(expected_ranks_, false);
   Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "initialization failed: {}", status.message());
-  const std::vector<std::byte> error = EncodeError(status);
   for (const RankRecord& record : gathering_.records()) answered_[record.rank] = true;
-  DismissAll(MessageKind::kFailed, error);
+  Dismiss(/*own=*/false, MessageKind::kFailed, EncodeError(status));
+  dismiss_own_at_ = options_.abandoned != nullptr ? now : std::min(deadline_, now + kAnswering);
 }
 
 // Ranks of this process come last: after the message they may end the process and this thread.
-void Root::DismissAll(MessageKind kind, Bytes body) {
-  for (const bool own : {false, true}) {
-    for (const auto& session : sessions_) {
-      if (!session->member()) continue;
-      if ((session->pid == static_cast<uint32_t>(getpid())) == own) {
-        session->Dismiss(kind, body);
-      }
-    }
+void Root::Dismiss(bool own, MessageKind kind, Bytes body) {
+  for (const auto& session : sessions_) {
+    if (session->member() && session->own() == own) session->Dismiss(kind, body);
   }
 }
 

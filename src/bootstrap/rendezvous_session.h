@@ -4,6 +4,8 @@
 #ifndef INCCL_BOOTSTRAP_RENDEZVOUS_SESSION_H_
 #define INCCL_BOOTSTRAP_RENDEZVOUS_SESSION_H_
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -38,6 +40,7 @@ struct Session {
   // Sends the last message, then closes when the other end has closed.
   void Dismiss(MessageKind kind, Bytes body);
   bool member() const { return state == State::kJoined || state == State::kDone; }
+  bool own() const { return pid == static_cast<uint32_t>(getpid()); }  // of this process
 };
 
 }  // namespace inccl::bootstrap

@@ -16,9 +16,11 @@
 #include <cstddef>
 #include <cstring>
 #include <ctime>
+#include <optional>
 
 #include "base/escaped.h"
 #include "base/max_ranks.h"
+#include "base/own_fds.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -41,9 +43,14 @@ int PollTimeout(Time until) {
       std::min<Time>((left + kMillisecond - 1) / kMillisecond, 24 * 3600 * 1000));
 }
 
-Result<size_t> OpenDescriptors() {
+UniqueFd MakeSocket(sa_family_t family) {
+  return OpenOwnFd([&] { return socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
+// How many there are; else errno says why that cannot be seen.
+std::optional<size_t> OpenDescriptors() {
   DIR* const dir = opendir("/proc/self/fd");
-  if (dir == nullptr) return SystemErrorErrno("/proc/self/fd", errno);
+  if (dir == nullptr) return std::nullopt;
   size_t count = 0;
   while (readdir(dir) != nullptr) ++count;
   closedir(dir);
@@ -108,7 +115,7 @@ std::string SocketAddress::ToString() const {
 
 Result<UniqueFd> Listen(const SocketAddress& address, bool* in_use) {
   const std::string where = address.ToString();
-  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd = MakeSocket(address.storage.ss_family);
   if (!fd.valid()) return SystemErrorErrno(fmt::format("socket for {}", where), errno);
   // A port that a rendezvous has used before stays busy for a minute otherwise.
   const int on = 1;
@@ -179,7 +186,7 @@ Result<uint16_t> LocalPort(int fd) {
 
 Result<UniqueFd> Connect(const SocketAddress& address, int* error) {
   *error = 0;
-  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd = MakeSocket(address.storage.ss_family);
   if (!fd.valid() && IsLack(errno)) {
     *error = errno;
     return fd;
@@ -221,8 +228,10 @@ int PendingError(int fd) {
 UniqueFd Accept(int listener, SocketAddress* peer, int* error) {
   while (true) {
     peer->length = sizeof peer->storage;
-    UniqueFd fd(accept4(listener, reinterpret_cast<sockaddr*>(&peer->storage), &peer->length,
-                        SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd = OpenOwnFd([&] {
+      return accept4(listener, reinterpret_cast<sockaddr*>(&peer->storage), &peer->length,
+                     SOCK_NONBLOCK | SOCK_CLOEXEC);
+    });
     if (fd.valid()) {
       *error = 0;
       if (!peer->is_unix()) DisableNagle(fd.get());
@@ -309,8 +318,9 @@ Status EnsureDescriptors(size_t more) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return SystemErrorErrno("RLIMIT_NOFILE", errno);
   if (limit.rlim_cur == RLIM_INFINITY) return Status::Ok();
-  const Result<size_t> open = OpenDescriptors();
-  const rlim_t need = open.ok() ? *open + more + kSpareDescriptors : more + kSpareDescriptors;
+  const std::optional<size_t> open = OpenDescriptors();
+  const bool none_left = !open && errno == EMFILE;
+  const rlim_t need = (none_left ? limit.rlim_cur : open.value_or(0)) + more + kSpareDescriptors;
   if (need <= limit.rlim_cur) return Status::Ok();
   if (limit.rlim_cur < limit.rlim_max) {
     limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, std::max<rlim_t>(need * 2, 4096));

@@ -18,6 +18,7 @@ constexpr uint8_t kVersion = 1;
 constexpr uint8_t kNeedsSecretFile = 1;
 constexpr size_t kCrcOffset = 100;
 constexpr size_t kSpareBytes = 24;
+constexpr size_t kMostInMessage = 8;
 using bootstrap::AsBytes;
 using bootstrap::Bytes;
 
@@ -50,7 +51,7 @@ void WriteAddresses(std::span<const UniqueIdAddress> addresses, ByteWriter* writ
 
 bool ReadAddresses(ByteReader* reader, std::vector<UniqueIdAddress>* addresses) {
   uint8_t count = 0;
-  if (!reader->U8(&count) || count > kMostAddresses) return false;
+  if (!reader->U8(&count) || count > kMostInMessage) return false;
   addresses->resize(count);
   for (UniqueIdAddress& address : *addresses) ReadAddress(reader, &address);
   return reader->ok() && std::all_of(addresses->begin(), addresses->end(), Usable);

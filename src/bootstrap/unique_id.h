@@ -44,7 +44,7 @@ struct UniqueIdAddress {
 };
 
 inline constexpr size_t kMostAddresses = 2;
-// At most kMostAddresses addresses in a message: count u8, then 22 bytes each.
+// At most kMostInMessage (8) addresses in a message: count u8, then 22 bytes each.
 void WriteAddresses(std::span<const UniqueIdAddress> addresses, ByteWriter* writer);
 // Returns false for anything that WriteAddresses does not write, and for port 0.
 bool ReadAddresses(ByteReader* reader, std::vector<UniqueIdAddress>* addresses);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/escaped.h"
+#include "base/log_file.h"
 #include "config/values.h"
 
 namespace inccl {
@@ -104,6 +105,11 @@ std::string ParsePortRange(std::string_view value, PortRange* field) {
   }
   *field = range;
   return "";
+}
+
+std::string ParseDebugFile(std::string_view value, std::string* field) {
+  field->assign(value);
+  return CheckLogFileName(value);
 }
 
 std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
@@ -254,7 +260,7 @@ const Variable kVariables[] = {
      ParseDebugSubsystems},
     {{"INCCL_DEBUG_FILE", "file that the log is appended to",
       "a path; %h: host name, %p: process id, %%: %", "standard error", "path"},
-     [](Text v, Environment* e) { return ParseText(v, &e->debug_file); }},
+     [](Text v, Environment* e) { return ParseDebugFile(v, &e->debug_file); }},
     {{"INCCL_REPRODUCIBLE", "1: float sums in rank order, compressed or not", "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->reproducible); }},
     {{"INCCL_ABORT_ON_ERROR",

@@ -17,6 +17,7 @@
 #include <ctime>
 #include <memory>
 
+#include "base/own_fds.h"
 #include "bootstrap/crypto.h"
 
 namespace inccl::control {
@@ -37,7 +38,8 @@ Status TooLong(const std::string& path) {
 }
 
 Result<UniqueFd> MakeSocket() {
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd =
+      OpenOwnFd([] { return socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!fd.valid()) return SystemErrorErrno("socket", errno);
   return fd;
 }

@@ -4,11 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstring>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/escaped.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/socket.h"
 #include "init/join.h"
 
 namespace inccl {
@@ -19,10 +24,18 @@ struct Wish {
   int32_t color = 0, key = 0;
 };
 
-// What every rank sends next: whether it has made a new communicator's unique id, which its members
-// get over the control connections.
-struct Invitation {
-  uint32_t made = 0;
+// What every rank sends next: why it cannot join its part, if it cannot. The first member of a part
+// has made the unique id, which the others get over the control connections.
+struct Readiness {
+  int32_t code = 0;
+  std::array<char, 252> why{};  // cut if it is longer; ends with a 0
+
+  static Readiness Of(const Status& status) {
+    Readiness readiness;
+    readiness.code = static_cast<int32_t>(status.code());
+    status.message().copy(readiness.why.data(), readiness.why.size() - 1);
+    return readiness;
+  }
 };
 
 template <typename T>
@@ -75,7 +88,6 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   if (!wishes.ok()) return wishes.status();
   std::vector<int> members;
   const bool takes_part = color >= 0;
-  Invitation mine;
   UniqueId own;
   Status failure;
   Abandonment id_of_this_rank;
@@ -86,7 +98,9 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
     std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
       return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
     });
-    if (!takes_part || members.front() != rank) return Status::Ok();
+    if (!takes_part) return Status::Ok();
+    failure = bootstrap::EnsureDescriptors(members.size());
+    if (!failure.ok() || members.front() != rank) return Status::Ok();
     id_of_this_rank.abandoned = std::make_shared<std::atomic<bool>>(false);
     Result<UniqueId> id = CreateUniqueId(options.environment, id_of_this_rank.abandoned);
     failure = id.status();
@@ -95,19 +109,20 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
     for (const int member : members) {
       if (member != rank) parent->invitations()->Send(member, split, own);
     }
-    mine.made = 1;
     return Status::Ok();
   });
   if (!prepared.ok()) return parent->MakeSticky(prepared);
   // Every rank takes part, even after an error, because the others wait for it.
-  Result<std::vector<Invitation>> invitations = Exchange(parent, mine);
+  Result<std::vector<Readiness>> all = Exchange(parent, Readiness::Of(failure));
   if (!failure.ok()) return failure;
-  if (!invitations.ok()) return invitations.status();
+  if (!all.ok()) return all.status();
   if (!takes_part) return std::shared_ptr<Communicator>();
-  const Invitation& invitation = (*invitations)[static_cast<size_t>(members.front())];
-  if (invitation.made == 0) {
-    return RemoteError(fmt::format("{}: split: rank {} could not make a unique id",
-                                   parent->rank_name(), members.front()));
+  for (const int member : members) {
+    const Readiness& theirs = (*all)[static_cast<size_t>(member)];
+    if (theirs.code == 0) continue;
+    const std::string_view why(theirs.why.data(), strnlen(theirs.why.data(), theirs.why.size()));
+    return RemoteError(fmt::format("{}: split: rank {} cannot join: {}", parent->rank_name(),
+                                   member, Escaped(why)));
   }
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Result<UniqueId> id =

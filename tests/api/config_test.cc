@@ -265,7 +265,8 @@ TEST_F(ConfigTest, TheInterfaceIsCheckedAndUsedWhereARankListens) {
     EXPECT_NE(ccl_comm_split(comm, 0, 0, &child, &none), CCL_SUCCESS);
     const std::string error = ccl_get_last_error(nullptr);
     EXPECT_HAS(error, rank == 0 ? "socket_ifname (INCCL_SOCKET_IFNAME): \"nosuch1\""
-                                : "rank 0 could not make a unique id");
+                                : "split: rank 0 cannot join: socket_ifname (INCCL_SOCKET_IFNAME): "
+                                  "\"nosuch1\"");
     // That was the child's: the parent is as before.
     int ones = 1;
     EXPECT_EQ(ccl_allreduce(&ones, &ones, 1, CCL_INT32, CCL_SUM, comm, nullptr), CCL_SUCCESS);

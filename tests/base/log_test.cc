@@ -112,16 +112,16 @@ TEST_F(LogTest, AFileThatCannotBeOpenedIsAnError) {
 }
 
 TEST_F(LogTest, PlaceholdersOfTheFileName) {
-  const std::string stem = ::testing::TempDir() + "inccl-log-" + std::to_string(getpid());
+  const std::string name = ::testing::TempDir() + "inccl-log-" + std::to_string(getpid()) + "%px%";
   ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems,
-                           ::testing::TempDir() + "inccl-log-%p%%p%x%")
+                           ::testing::TempDir() + "inccl-log-%p%%px%%")
                   .ok());
   Log(LogLevel::kWarn, "here");
-  std::ifstream in(stem + "%p%x%");
+  std::ifstream in(name);
   std::string line;
-  EXPECT_TRUE(std::getline(in, line)) << stem;
+  EXPECT_TRUE(std::getline(in, line)) << name;
   EXPECT_TRUE(line.ends_with("WARN here")) << line;
-  std::remove((stem + "%p%x%").c_str());
+  std::remove(name.c_str());
 }
 
 // A file that is not this user's alone is an error that names it and what is wrong; nothing is
@@ -218,21 +218,6 @@ TEST_F(LogTest, AReaderThatHasGoneKillsNoProcess) {
   EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
 }
 
-TEST_F(LogTest, AFileThatHasReachedItsLimitEndsNoProcess) {
-  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
-  Log(LogLevel::kWarn, "beyond the limit");  // SIGXFSZ would end this process
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  sigset_t pending;
-  sigpending(&pending);
-  EXPECT_EQ(sigismember(&pending, SIGXFSZ), 0);
-  Log(LogLevel::kWarn, "within it");
-  EXPECT_EQ(Lines().size(), 2u);  // how many are missing, and the last one
-}
-
 TEST_F(LogTest, ASocketWithoutAReaderBlocksNoThread) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
@@ -299,6 +284,38 @@ class StandardErrorTo {
  private:
   const int own_;
 };
+
+// A limit stands for a disk without room: of both the log learns by write's error.
+TEST_F(LogTest, AFileThatTakesNoLineEndsNoProcessAndIsNotPassedOver) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{.rlim_cur = 30, .rlim_max = before.rlim_max};  // the first line is torn
+  const FullPipe pipe;
+  pipe.Drain();
+  {
+    const StandardErrorTo there(pipe.write_end());
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+    Log(LogLevel::kWarn, "beyond the limit");  // SIGXFSZ would end this process
+    Log(LogLevel::kWarn, "far beyond");
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  }
+  const std::string told = pipe.Drain();
+  EXPECT_TRUE(
+      std::regex_match(told, std::regex(".* inccl WARN INCCL_DEBUG_FILE: " + pattern_ +
+                                        " takes no more lines: File too large \\(errno 27\\)\n")))
+      << told;
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGXFSZ), 0);
+  ::testing::internal::CaptureStderr();
+  Log(LogLevel::kWarn, "within it");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 2u);  // how many are missing behind the torn one, and the last one
+  EXPECT_NE(lines[0].find("WARN 2 lines are missing here"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("WARN within it"), std::string::npos) << lines[1];
+}
 
 // Were a line to wait for the reader, this test would not end.
 TEST_F(LogTest, AReaderThatHasStoppedBlocksNoThread) {

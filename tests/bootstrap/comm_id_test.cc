@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/interfaces.h"
 
 namespace inccl::test {
 namespace {
@@ -18,15 +19,16 @@ namespace {
 constexpr int kRanks = 3;
 constexpr int kLimitMs = 500 * kSlowness;
 
-// A port of the loopback interface that was free a moment ago.
-std::string FreeAddress() {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// A port of the loopback interface that was free a moment ago, or, with `bound`, is taken now.
+std::string FreeAddress(UniqueFd* bound = nullptr) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
   EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  if (bound != nullptr) *bound = std::move(fd);
   return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
 }
 
@@ -107,6 +109,66 @@ TEST_F(CommIdTest, AnotherSecretDoesNotJoin) {
   EXPECT_CONTAINS(meshes[0].status().message(), "rank 2");
   EXPECT_CONTAINS(meshes[1].status().message(), "rank 2");
   EXPECT_EQ(meshes[2].status().code(), Code::kInvalidUsage) << meshes[2].status().message();
+}
+
+TEST_F(CommIdTest, ALinkLocalAddressNeedsItsInterface) {
+  const double start = Seconds();
+  for (const Result<Mesh>& mesh : JoinAll("[fe80::77]:4711", 0, {"", "", ""})) {
+    ASSERT_FALSE(mesh.ok());
+    EXPECT_EQ(mesh.status().code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(mesh.status().message(),
+                    "INCCL_COMM_ID=[fe80::77]:4711: a link-local address needs its interface: "
+                    "[fe80::77%eth0]:4711");
+  }
+  EXPECT_LT(Seconds() - start, 5.0 * kSlowness);
+}
+
+TEST_F(CommIdTest, ALoopbackAddressForRanksOnOtherHosts) {
+  Launcher launcher;
+  launcher.nranks = kRanks;
+  launcher.elsewhere = "the ranks are on 2 hosts";
+  const Result<Mesh> mesh = JoinAtAddress("127.0.1.1:4711", launcher, 0, Options(0, kRanks));
+  ASSERT_FALSE(mesh.ok());
+  EXPECT_EQ(mesh.status().code(), Code::kInvalidUsage);
+  EXPECT_CONTAINS(mesh.status().message(),
+                  "INCCL_COMM_ID=127.0.1.1:4711 is 127.0.1.1 on this host, which no other reaches, "
+                  "and the ranks are on 2 hosts");
+  // Perhaps they are: a host's own name may be a loopback address there, and there alone.
+  launcher.elsewhere = "";
+  const UniqueIdAddress loopback = {
+      .address = {std::byte{127}, std::byte{0}, std::byte{1}, std::byte{1}}, .port = 4711};
+  for (const int rank : {0, 1}) {
+    const LogFile log;
+    launcher.rank = rank;
+    EXPECT_TRUE(bootstrap::CheckReach("node7:4711", loopback, launcher).ok());
+    EXPECT_TRUE(bootstrap::CheckReach("127.0.1.1:4711", loopback, launcher).ok());
+    EXPECT_TRUE(bootstrap::CheckReach("localhost:4711", loopback, launcher).ok());
+    const std::string text = log.Text();
+    if (rank != 0) {
+      EXPECT_EQ(text, "");
+      continue;
+    }
+    EXPECT_CONTAINS(text,
+                    "WARN rank 0/3: init: INCCL_COMM_ID=node7:4711 is 127.0.1.1 on this host");
+    EXPECT_EQ(text.find("WARN"), text.rfind("WARN")) << text;
+  }
+}
+
+TEST_F(CommIdTest, RankZeroSaysThatItsPortIsTaken) {
+  UniqueFd taken;
+  const std::string address = FreeAddress(&taken);
+  const LogFile log;
+  Launcher launcher;
+  launcher.nranks = kRanks;
+  JoinOptions options = Options(0, kRanks, kLimitMs);
+  options.patience = 50 * kMillisecond;
+  const Result<Mesh> mesh = JoinAtAddress(address, launcher, 0, options);
+  ASSERT_FALSE(mesh.ok());
+  EXPECT_CONTAINS(mesh.status().message(), "INCCL_COMM_ID: bind " + address + ": Address already");
+  const std::string text = log.Text();
+  EXPECT_CONTAINS(text, "WARN rank 0/3: init: INCCL_COMM_ID: still cannot listen, after 50 ms: ");
+  EXPECT_CONTAINS(text, "bind " + address + ": Address already in use (errno 98); another program");
+  EXPECT_EQ(text.find("still cannot"), text.rfind("still cannot")) << text;
 }
 
 TEST_F(CommIdTest, RankZeroCannotListenElsewhere) {

@@ -37,6 +37,30 @@ Launcher TestLauncher(int rank, int nranks, const std::string& name) {
   return launcher;
 }
 
+// Rank 0 ends its process as soon as it knows that joining has failed.
+TEST(FailureTest, RankZeroAnswersLatecomersBeforeItLeaves) {
+  const std::string job = "latecomers" + std::to_string(getpid());
+  const auto join = [&](int rank, const std::string& agreement) {
+    Launcher launcher = TestLauncher(rank, 3, "");
+    launcher.job = job;
+    JoinOptions options = Options(rank, 3, 4000 * kSlowness);
+    options.agreement = agreement;
+    return JoinWithLauncher(launcher, 0, options).status().message();
+  };
+  const auto disagrees = [&](int rank, const std::string& agreement) {
+    return join(rank, agreement).find("ranks disagree") == std::string::npos ? 2 : 0;
+  };
+  Processes processes;
+  const pid_t zero = processes.Start([&] { return disagrees(0, "codec=none"); });
+  const pid_t one = processes.Start([&] { return disagrees(1, "codec=fp16"); });
+  ASSERT_EQ(processes.Wait(one), 0);
+  usleep(200000);  // rank 0 could have left, too
+  EXPECT_CONTAINS(join(2, "codec=none"), "ranks disagree");
+  const double start = Seconds();
+  EXPECT_EQ(processes.Wait(zero), 0);
+  EXPECT_LT(Seconds() - start, kTolerance) << "nobody was left to be answered";
+}
+
 TEST(FailureTest, MissingRanksAreNamedToAllAndToLatecomers) {
   const Baseline baseline;
   constexpr int kLimit = 300 * kSlowness;

@@ -125,6 +125,9 @@ TEST(LauncherTest, ErrorsNameTheVariables) {
   EXPECT_CONTAINS(error(kOpenMpi, {}, "PMIX_NAMESPACE"), "INCCL_JOB");
   // Steps of one Slurm job are jobs of their own.
   EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_STEP_ID"), "SLURM_STEP_ID");
+  // A batch script has SLURM_PROCID, and perhaps no number of tasks.
+  EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_STEP_ID"), "starts its ranks with srun");
+  EXPECT_CONTAINS(error({{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "99"}}, {}), "with srun");
   EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_JOB_ID"), "INCCL_JOB");
   EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_NTASKS"), "SLURM_STEP_NUM_TASKS is not set");
 }
@@ -265,8 +268,11 @@ TEST(InterfacesTest, ChoosesAddresses) {
   const Result<std::vector<UniqueIdAddress>> others =
       bootstrap::ChooseAddresses("^lo,docker,virbr");
   EXPECT_EQ(bootstrap::IsLoopback((*unset)[0]), !others.ok());
-  if (others.ok()) {
-    EXPECT_EQ(*unset, *others);
+  EXPECT_LE(unset->size(), bootstrap::kMostListenAddresses);
+  if (others.ok()) {  // those of one interface
+    for (const UniqueIdAddress& address : *others) {
+      EXPECT_EQ(std::count(unset->begin(), unset->end(), address), 1);
+    }
   }
   const Result<std::vector<UniqueIdAddress>> none = bootstrap::ChooseAddresses("nosuch");
   ASSERT_FALSE(none.ok());

@@ -308,6 +308,18 @@ TEST(EnvTest, ARefusalIsOneSentence) {
             "INCCL_DEBUG_SUBSYS: \"^INIT,NOISE\" is a list with \"NOISE\", which is no subsystem;");
   EXPECT_EQ(Refusal({{"INCCL_COMM_ID", "10.0.0.1"}}).substr(0, 53),
             "INCCL_COMM_ID: \"10.0.0.1\" is no host and port; it tak");
+  EXPECT_EQ(Refusal({{"INCCL_DEBUG_FILE", "/logs/rank%r.log"}}),
+            "INCCL_DEBUG_FILE: \"/logs/rank%r.log\" is a name with \"%r\", but the file is opened "
+            "before the process has a rank; it takes a path; %h: host name, %p: process id, %%: %");
+  for (const std::string key : {"%x", "%H", "%", "%%%", "%p%x", "%%h%%%q"}) {
+    EXPECT_EQ(
+        Refusal({{"INCCL_DEBUG_FILE", key}}).find("INCCL_DEBUG_FILE: \"" + key + "\" is a name"),
+        0u)
+        << key;
+  }
+  for (const char* name : {"/f", "%h%p%%", "/logs/%%r-%p", "a%hr"}) {
+    EXPECT_EQ(Refusal({{"INCCL_DEBUG_FILE", name}}), "accepted");
+  }
 }
 
 TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {

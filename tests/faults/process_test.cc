@@ -89,6 +89,41 @@ TEST_P(ProcessTest, Row21_AChildThatUsesTheCommunicatorIsRefused) {
   });
 }
 
+// A data loader's worker outlives the rank that forked it. Silence is no error here, so it is the
+// end of the connections that tells.
+TEST_P(ProcessTest, Row21_AChildDoesNotHideTheDeathOfItsParent) {
+  ForRow("21");
+  const ScopedEnv patient({{"INCCL_DEAD_TIMEOUT_MS", "0"}});
+  ProcessWorld world({.nranks = 3}, [](const Side& side) {
+    ccl_comm_t comm = nullptr;
+    if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+    ccl_result_t result = Sum(comm, 3);
+    if (result == CCL_SUCCESS && side.rank() == 1) {
+      std::fflush(nullptr);
+      const pid_t child = fork();
+      if (child == 0) {
+        pause();
+        _exit(0);
+      }
+      side.mine().counters[0] = static_cast<uint64_t>(child);
+      _exit(0);
+    }
+    if (result == CCL_SUCCESS) result = Sum(comm, 3);
+    side.mine().SetText(ccl_get_last_error(comm));
+    return ccl_comm_abort(comm) == CCL_SUCCESS && result == CCL_REMOTE_ERROR ? 0 : 12;
+  });
+  const double start = Seconds();
+  world.Wait();
+  EXPECT_LT(Seconds() - start, kLocalDeathSeconds + SlackSeconds());
+  const auto child = static_cast<pid_t>(world.report(1).counters[0]);
+  EXPECT_EQ(kill(child, SIGKILL), 0) << "it lived to the end";
+  world.ExpectAllExited();
+  for (const int rank : {0, 2}) {
+    const Report& report = world.report(rank);
+    EXPECT_TRUE(Matches(report.text, "peer 1@.* closed without finalize")) << report.text;
+  }
+}
+
 #endif  // __SANITIZE_THREAD__
 
 // A peer closes while others write: with the default disposition SIGPIPE would end the process.
@@ -238,6 +273,39 @@ TEST_F(LoadTest, Row22_LoadedUsedAndUnloaded) {
     return 0;
   });
   world.ExpectAllExited();
+}
+
+// The library's threads and its handlers are still there after the last dlclose.
+TEST_F(LoadTest, Row22_UnloadedWithALiveCommunicator) {
+  ForRow("22", "loopback");
+  const ScopedEnv beats({{"INCCL_HEARTBEAT_TIMEOUT_MS", "1"}});
+  const ScopedEnv names({{"INCCL_LIBRARY", INCCL_BINARY_DIR "/src/libinccl.so.0"}});
+  for (const bool nccl : {false, true}) {
+    ProcessWorld world({.nranks = 1, .baseline = false}, [&](const Side&) {
+      void* const library = dlopen(nccl ? INCCL_BINARY_DIR "/src/inccl-nccl/libnccl.so.2"
+                                        : INCCL_BINARY_DIR "/src/libinccl.so.0",
+                                   RTLD_NOW | RTLD_LOCAL);
+      EXPECT_NE(library, nullptr) << dlerror();
+      if (library == nullptr) return 9;
+      const auto init_all = reinterpret_cast<int (*)(void**, int, const void*)>(
+          dlsym(library, nccl ? "ncclCommInitAll" : "ccl_comm_init_all"));
+      const auto count = reinterpret_cast<int (*)(void*, int*)>(
+          dlsym(library, nccl ? "ncclCommCount" : "ccl_comm_count"));
+      void* comms[2] = {};
+      EXPECT_EQ(init_all(comms, 2, nullptr), 0);
+      EXPECT_EQ(dlclose(library), 0);
+      usleep(50000);  // the control thread wakes up for heartbeats
+      int ranks = 0;
+      EXPECT_EQ(count(comms[0], &ranks), 0);
+      EXPECT_EQ(ranks, 2);
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      EXPECT_EQ(WaitForChild(child), 0);
+      ExitsWithThreadsAtWork();
+      std::exit(::testing::Test::HasFailure() ? 1 : 0);
+    });
+    world.ExpectAllExited();
+  }
 }
 #endif
 

@@ -31,13 +31,17 @@ void LimitDescriptors(rlim_t soft, rlim_t hard) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0) << std::strerror(errno);
 }
 
-// Takes every descriptor there is; gives them back at its end.
+// Takes every descriptor there is but `left`; gives them back at its end.
 class AllDescriptors {
  public:
-  AllDescriptors() {
+  explicit AllDescriptors(size_t left = 0) {
     int fd;
     while ((fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) fds_.push_back(fd);
     EXPECT_EQ(errno, EMFILE);
+    for (; left > 0; --left) {
+      close(fds_.back());
+      fds_.pop_back();
+    }
   }
   ~AllDescriptors() {
     for (const int fd : fds_) close(fd);
@@ -151,6 +155,39 @@ TEST_P(DescriptorsTest, Row16_NoDescriptorsAreNeededOnceAllHaveJoined) {
         const ccl_result_t result = Sum(comm, count);
         if (needs_some && result == CCL_REMOTE_ERROR) break;
         EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+      }
+    }
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+  });
+  world.ExpectAllExited();
+}
+
+// Whoever it is, and whether the id could still be made: nobody waits, and all learn the cause.
+TEST_P(DescriptorsTest, Row16_ASplitSaysWhoLacksDescriptors) {
+  ForRow("16");
+  if (GetParam() == std::string("ucx")) GTEST_SKIP() << "it may need some for the exchange";
+  const std::string why = "needs about [0-9]+ descriptors, the limit is 256";
+  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+    LimitDescriptors(256, 256);
+    ccl_comm_t comm = nullptr;
+    EXPECT_EQ(side.Init(&comm, CCL_CONFIG_INIT), CCL_SUCCESS) << side.mine().text;
+    for (const int victim : {0, kVictim}) {
+      for (const size_t left : {0, 2, 8}) {
+        ccl_comm_t part = nullptr;
+        ccl_result_t result = CCL_SUCCESS;
+        if (side.rank() == victim) {
+          const AllDescriptors taken(left);
+          result = ccl_comm_split(comm, 0, 0, &part, nullptr);
+        } else {
+          result = ccl_comm_split(comm, 0, 0, &part, nullptr);
+        }
+        const std::string text = ccl_get_last_error(nullptr);
+        const bool own = side.rank() == victim;
+        EXPECT_EQ(result, own ? CCL_SYSTEM_ERROR : CCL_REMOTE_ERROR) << text;
+        EXPECT_TRUE(
+            Matches(text, own ? why : fmt::format("split: rank {} cannot join: {}", victim, why)))
+            << "rank " << side.rank() << ", " << left << " left: " << text;
+        EXPECT_EQ(Sum(comm, 10), CCL_SUCCESS) << ccl_get_last_error(comm);
       }
     }
     return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;

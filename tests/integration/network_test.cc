@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ranks on several hosts (network namespaces) over TCP: results, and what a bad network does.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +26,10 @@ namespace inccl::test {
 namespace {
 
 using Direction = Hosts::Direction;
+
+void ExpectHas(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "\"" << text << "\" lacks " << part;
+}
 
 constexpr int kHosts = 2, kRanks = 4;  // two ranks on each host
 constexpr size_t kCount = 300000;
@@ -134,6 +140,109 @@ TEST_F(NetworkTest, TheRateOfALinkIsWhatItsDriverSays) {
   ProcessWorld world({.nranks = kHosts, .enter = hosts().Ranks()},
                      [](const Side&) { return bootstrap::LinkMbps("e0") == 10'000 ? 0 : 1; });
   world.ExpectAllExited();
+}
+
+// Both hosts get the interfaces of `script`, in which $h is the host's number, before that of the
+// network, which is `name` instead of e0.
+class InterfaceTest : public NetworkTest {
+ protected:
+  void Configure(const std::string& script, const std::string& name, const std::string& address) {
+    for (int host = 0; host < kHosts; ++host) {
+      const std::string text = fmt::format(
+          "set -e; h={}; {}; ip addr flush dev e0; ip link add {} type bridge; "
+          "ip link set e0 master {}; ip link set {} up; {} ip addr add {}/24 dev {}",
+          host, script, name, name, name, address, Hosts::Ipv4(host), name);
+      std::string output;
+      EXPECT_EQ(hosts().Run(host, {"sh", "-c", text}, &output), 0) << output;
+    }
+  }
+  // `prepare` is called first in each rank's process.
+  std::unique_ptr<ProcessWorld> JoinAndSum(const std::function<void(int rank)>& prepare = {}) {
+    const ScopedEnv env({{"INCCL_SOCKET_IFNAME", ""},
+                         {"INCCL_TRANSPORT", "tcp"},
+                         {"INCCL_INIT_TIMEOUT_MS", limit_.c_str()}});
+    auto world = std::make_unique<ProcessWorld>(
+        WorldOptions{.nranks = kRanks, .enter = hosts().Ranks(kRanks / kHosts)},
+        [&](const Side& side) {
+          if (prepare) prepare(side.rank());
+          ccl_comm_t comm = nullptr;
+          if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 0;
+          float sum = 1;
+          const ccl_result_t result =
+              ccl_allreduce(&sum, &sum, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+          EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+          EXPECT_EQ(sum, kRanks);
+          return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+        });
+    world->ExpectAllExited();
+    return world;
+  }
+  void ExpectJoined(const std::function<void(int rank)>& prepare = {}) {
+    const auto world = JoinAndSum(prepare);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(world->report(rank).result, CCL_SUCCESS) << world->report(rank).text;
+    }
+  }
+
+  const std::string limit_ = Milliseconds(3.0 * kSlowness);
+  // With a carrier and one address on both hosts.
+  const std::string same_ =
+      "ip link add d0 type veth peer name d1; ip link set d1 up; ip link set d0 up; "
+      "ip addr add 172.18.0.1/16 dev d0";
+};
+
+TEST_F(InterfaceTest, ABridgeOfContainersIsTheLastChoice) {
+  Configure(
+      "ip link add br-0 type bridge; ip link add d0 type veth peer name d1; "
+      "ip link set d0 master br-0; ip link set d0 up; ip link set d1 up; ip link set br-0 up; "
+      "ip addr add 172.18.0.1/16 dev br-0",
+      "n0", "");
+  ExpectJoined();
+}
+
+TEST_F(InterfaceTest, AnInterfaceWithoutACarrierIsNotTaken) {
+  Configure(
+      "ip link add a0 type veth peer name a1; ip link set a0 up; ip addr add 172.30.$h.1/24 dev a0",
+      "n0", "");
+  ExpectJoined();
+}
+
+// The only interface is taken, whatever its name is. Its first address reaches no other host.
+TEST_F(InterfaceTest, EveryAddressIsTried) {
+  Configure("true", "br-n0", "ip addr add 172.30.$h.1/24 dev br-n0;");
+  ExpectJoined();
+}
+
+TEST_F(InterfaceTest, ARankListensWhereItHasReachedTheRendezvous) {
+  Configure(same_, "n0", "");
+  ExpectJoined([](int rank) {
+    if (rank == 0) setenv("INCCL_SOCKET_IFNAME", "n0", 1);  // who makes the id
+  });
+}
+
+TEST_F(InterfaceTest, AnAddressThatBothHostsHaveIsNamedWithTheVariable) {
+  Configure(same_, "n0", "");
+  ExpectJoined();  // by the address of the second interface
+  auto world = JoinAndSum([](int rank) {
+    if (rank == 0) setenv("INCCL_SOCKET_IFNAME", "d0", 1);
+  });
+  for (const int rank : {2, 3}) {
+    const Report& report = world->report(rank);
+    EXPECT_EQ(report.result, CCL_REMOTE_ERROR);
+    ExpectHas(report.text, "no rendezvous at 172.18.0.1:");
+    ExpectHas(report.text, "this machine has the address itself");
+    ExpectHas(report.text, "set INCCL_SOCKET_IFNAME");
+    EXPECT_LT(report.seconds, 2.0 * kSlowness);
+  }
+  // Now the rendezvous is found, and rank 1 listens where others do not reach it.
+  world = JoinAndSum([](int rank) { setenv("INCCL_SOCKET_IFNAME", rank == 1 ? "d0" : "n0", 1); });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const Report& report = world->report(rank);
+    EXPECT_NE(report.result, CCL_SUCCESS);
+    ExpectHas(report.text, "peer 1@host0:");
+    ExpectHas(report.text, "listens at 172.18.0.1, which this machine has, too: set INCCL_SOCKET");
+    EXPECT_LT(report.seconds, 2.0 * kSlowness);
+  }
 }
 
 TEST_F(NetworkTest, RanksOfTwoHostsSum) {

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/own_fds.h"
 #include "transport/mapped/layout.h"
 
 namespace inccl::shm {
@@ -54,12 +55,14 @@ Sent SendRegionFile(int inbox, const RegionLabel& label, int file) {
 }
 
 Result<RegionInbox> RegionInbox::Create(int nranks) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
-    return SystemErrorErrno("socketpair for descriptors of regions", errno);
-  }
+  int ends[2] = {-1, -1};
   RegionInbox inbox(nranks);
-  inbox.own_.Reset(ends[0]);
+  inbox.own_ = OpenOwnFd([&] {
+    return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0
+               ? ends[0]
+               : -1;
+  });
+  if (!inbox.own_.valid()) return SystemErrorErrno("socketpair for descriptors of regions", errno);
   inbox.for_peers_.Reset(ends[1]);
   return inbox;
 }

@@ -134,6 +134,19 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
         "rank {}/{}: INCCL_NET_SECURITY=none: nothing protects the data on the network", mesh.rank,
         mesh.nranks);
   }
+  const uint64_t machine = mesh.peers[static_cast<size_t>(mesh.rank)].info.machine_id;
+  const std::vector<UniqueIdAddress> own = bootstrap::OwnAddresses();
+  for (auto& [rank, plan] : peers_) {
+    const Peer& peer = mesh.peers[static_cast<size_t>(rank)];
+    if (peer.info.machine_id == machine) continue;
+    const std::vector<UniqueIdAddress> all = plan.addresses;
+    bootstrap::RemoveOwn(own, &plan.addresses);
+    if (plan.addresses.empty()) {
+      return InvalidUsage("tcp: " + bootstrap::IsAlsoHere(plan.name, all));
+    }
+    const auto reached = bootstrap::RemoteAddress(peer.control.get());
+    if (reached) bootstrap::MoveToFront(*reached, &plan.addresses);
+  }
   // Twice, because connections of strangers wait for their authentication.
   const size_t connections = peers_.size() * static_cast<size_t>(options_.sockets_per_peer);
   Status room = bootstrap::EnsureDescriptors(2 * connections + kFewDescriptors);
