@@ -46,7 +46,7 @@ SOURCE_EDITS = [
      "if (!ok_ || count >= bytes_.size()) {", "base/bytes_test.cc"),
     ("delete is no character", "base/escaped.cc", "first != 0x7F", "first != 0x7E", "base/escaped_test.cc"),
     ("surrogates", "base/escaped.cc", "point < 0xE000;", "point < 0xDFFF;", "base/escaped_test.cc"),
-    ("largest value", "config/variables.cc",
+    ("largest value", "config/values.h",
      "if (number < low || number > high)",
      "if (number < low || number >= high)", "config/variables_test.cc"),
     ("range of one port", "config/variables.cc",

@@ -22,15 +22,15 @@ std::string MemoryOf(Device* device, const void* data) {
 }
 
 // Which memory holds the buffers of a call.
-struct Place {
+struct StreamPlace {
   bool on_device = false;
   int device = -1;  // the device that holds all of them; -1: none or several
 };
 
 // `otherwise`: on_device if the call has no buffers.
-Result<Place> PlaceOf(Device* device, std::span<const Buffer> buffers, bool otherwise) {
+Result<StreamPlace> PlaceOf(Device* device, std::span<const Buffer> buffers, bool otherwise) {
   const Buffer* first = nullptr;
-  Place place{.on_device = otherwise, .device = -1};
+  StreamPlace place{.on_device = otherwise, .device = -1};
   for (const Buffer& buffer : buffers) {
     if (buffer.elements == 0) continue;
     const int number = device->DeviceOf(buffer.data);
@@ -49,7 +49,7 @@ Result<Place> PlaceOf(Device* device, std::span<const Buffer> buffers, bool othe
 }
 
 Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream, std::span<const Buffer> buffers,
-                                          Place* place) {
+                                          StreamPlace* place) {
   std::shared_ptr<Stream> own = stream == nullptr ? nullptr : FindStream(stream);
   const bool foreign = stream != nullptr && own == nullptr;
   Device* const device = foreign ? LookForDevice() : CurrentDevice();
@@ -57,7 +57,7 @@ Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream, std::span<const B
     if (foreign) return NoStream();
     return own;
   }
-  Result<Place> found = PlaceOf(device, buffers, foreign);
+  Result<StreamPlace> found = PlaceOf(device, buffers, foreign);
   if (!found.ok()) return found.status();
   *place = *found;
   if (!place->on_device) {
@@ -92,7 +92,7 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
     }
     buffers = several;
   }
-  Place place;
+  StreamPlace place;
   Result<std::shared_ptr<Stream>> found = StreamFor(stream, buffers, &place);
   call->on_device = place.on_device;
   call->device = place.device;

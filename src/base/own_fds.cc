@@ -57,7 +57,7 @@ OwnFds own;
 
 // When the library is loaded, so before every other handler of the library: the forking thread then
 // takes this mutex after all others.
-[[maybe_unused]] const int registered =
+[[maybe_unused]] const int handler_registered =
     pthread_atfork([]() INCCL_NO_THREAD_SAFETY_ANALYSIS { own.Lock(); },
                    []() INCCL_NO_THREAD_SAFETY_ANALYSIS { own.Unlock(); },
                    []() INCCL_NO_THREAD_SAFETY_ANALYSIS {

@@ -78,7 +78,7 @@ void LogOnce(LogLevel level, const std::string& text) {
 // Of SetVariable.
 struct ProcessPlaces {
   Mutex mutex;
-  Places places INCCL_GUARDED_BY(mutex);
+  VariablePlaces places INCCL_GUARDED_BY(mutex);
 };
 
 ProcessPlaces& OfProcess() {

@@ -36,7 +36,7 @@ Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const st
 struct Place {
   std::string value, where;
 };
-using Places = std::map<std::string, Place, std::less<>>;
+using VariablePlaces = std::map<std::string, Place, std::less<>>;
 
 // Gives a variable a value in this process, which counts after the environment and before the
 // files. `source`: for messages. nullptr: no longer. kInvalidArgument if there is no such variable.
@@ -81,7 +81,7 @@ class Settings {
   Status LoadFile(const std::string& path, TextFileWriters writers, bool required);
 
   GetEnv environment_;
-  Places places_;  // all but the environment's
+  VariablePlaces places_;  // all but the environment's
   std::vector<File> files_;
   std::vector<std::string> warnings_;
 };

@@ -91,8 +91,8 @@ TEST_F(NpyTest, ReadsHalfPrecisionExactly) {
   EXPECT_TRUE(std::isnan(nan->values[0]));
 }
 
-TEST_F(NpyTest, RoundsDoublesAndRefusesThoseBeyondFloat) {
-  const std::vector<double> doubles = {1.0, 1.0 + 0x1p-24, 1.0 + 0x3p-24, -1e-50,
+TEST_F(NpyTest, RoundsDoublesAndRefusesThoseThatFloatLacks) {
+  const std::vector<double> doubles = {1.0, 1.0 + 0x1p-24, 1.0 + 0x3p-24, -0.0,
                                        std::numeric_limits<double>::infinity()};
   const std::vector<float> expected = {1.0f, 1.0f, 1.0f + 0x1p-22f, -0.0f,
                                        std::numeric_limits<float>::infinity()};
@@ -103,6 +103,10 @@ TEST_F(NpyTest, RoundsDoublesAndRefusesThoseBeyondFloat) {
   ASSERT_FALSE(large.ok());
   EXPECT_EQ(large.status().code(), Code::kInvalidArgument);
   EXPECT_NE(large.status().message().find("element 2 is 1e+39"), std::string::npos);
+  const Result<NpyArray> small = ReadNpy(Write(TypedFile<double>("<f8", {0, -1e-50})));
+  ASSERT_FALSE(small.ok());
+  EXPECT_EQ(small.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(small.status().message().find("element 1 is -1e-50"), std::string::npos);
 }
 
 TEST_F(NpyTest, WritesTheHeaderThatNumpyWrites) {

@@ -25,6 +25,7 @@ namespace inccl {
 
 inline constexpr uint32_t kMostBlocks = kSuperblock / kBlock;  // with norms of their own
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+inline constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
 // A code for at most kSuperblock elements; thread-safe. The code of a range consists of those of
 // its superblocks in order. Arrays of floats have room for kSuperblock elements.

@@ -18,8 +18,6 @@
 namespace inccl {
 namespace {
 
-constexpr float kTop = std::numeric_limits<float>::max();
-
 // A code that is read superblock by superblock.
 struct Piece {
   uint32_t rank = 0;
@@ -101,7 +99,7 @@ Status BlockState::OnBegin() {
   scale_ = averages ? 1.0f / static_cast<float>(c.nranks) : 1.0f;
   const double reach =
       (1 + RelativeError(*code_, c.collective, c.nranks)) * static_cast<double>(LargestOf(c.type));
-  reach_ = static_cast<float>(std::min<double>(reach, kTop));
+  reach_ = static_cast<float>(std::min<double>(reach, kLargestFloat));
   return CheckFloatCall(code_->name(), c.collective, c.type, c.op, c.nranks);
 }
 
@@ -269,7 +267,7 @@ Status BlockState::SumOf(const Range& range, uint32_t at, uint32_t count, float*
   }
   // Codes have no infinity, and what is not finite makes NaN. An average of numbers is a number.
   if (scale_ != 1.0f) {
-    for (uint32_t i = 0; i < count; ++i) sum[i] = std::clamp(sum[i], -kTop, kTop);
+    for (uint32_t i = 0; i < count; ++i) sum[i] = std::clamp(sum[i], -kLargestFloat, kLargestFloat);
   }
   std::fill(sum + count, sum + kSuperblock, 0.0f);
   return Status::Ok();

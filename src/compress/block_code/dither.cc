@@ -90,15 +90,14 @@ double DitherCode::unit() const {
 
 // NaN where an element is not finite. An L2 norm is rounded up, so no element is larger.
 void DitherCode::Norms(const float* x, uint32_t blocks, float* norms) const {
-  constexpr float kTop = std::numeric_limits<float>::max();
   double squares[kMostBlocks];
   if (o_.l2) dither::BestKernels().squares(x, o_.block, squares);
   for (uint32_t b = 0; b < blocks; ++b) {
     float norm;
     if (o_.l2) {
       const double root = std::sqrt(squares[b]);
-      norm = root < static_cast<double>(kTop) ? static_cast<float>(root) : kTop;
-      if (static_cast<double>(norm) < root && norm < kTop) norm = std::nextafter(norm, kTop);
+      norm = root < static_cast<double>(kLargestFloat) ? static_cast<float>(root) : kLargestFloat;
+      if (static_cast<double>(norm) < root && norm < kLargestFloat) norm = std::nextafter(norm, kLargestFloat);
       if (!std::isfinite(squares[b])) norm = kNan;
     } else {
       const uint32_t bits = qsgd::BestKernels().largest(x + b * o_.block, o_.block);

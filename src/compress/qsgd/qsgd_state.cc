@@ -195,6 +195,8 @@ Result<bool> State::Own(const Range& range, const std::byte* x, float* y) {
 
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // Half a unit in the last place of a result of magnitude `top`.
 double TypeError(DataType type, double top) {
   top = std::min(top, static_cast<double>(inccl::LargestOf(type)));
@@ -218,10 +220,15 @@ void State::Finish(CodecStats* stats) {
     if (largest_[w] == 0) stats->zero_blocks += blocks;
     if (largest_[w] == kPoison) {
       stats->poisoned_blocks += blocks;
+      stats->error_bound = kInfinity;
       continue;
     }
     // Each code is off by less than one unit; fp32 rounds in the conversion and in the result.
     const double largest = static_cast<double>(std::bit_cast<float>(largest_[w]));
+    if (n * largest / divide > static_cast<double>(inccl::LargestOf(call().type))) {
+      stats->error_bound = kInfinity;  // the sum may leave the type
+      continue;
+    }
     const double error =
         n * (largest / config_->levels() + largest * 0x1p-22 + 0x1p-149) / divide +
         TypeError(call().type, n * largest * (1 + 1.0 / config_->levels()) / divide);

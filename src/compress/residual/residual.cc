@@ -62,9 +62,9 @@ void Residual::Load(const std::vector<std::byte>& from, uint64_t first, std::spa
 void Residual::Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const {
   const float top = LargestOf(options_.storage);
   const size_t size = SizeOf(options_.storage);
-  float limited[kTile];
-  for (size_t at = 0; at < x.size(); at += kTile) {
-    const size_t count = std::min(kTile, x.size() - at);
+  float limited[kResidualTile];
+  for (size_t at = 0; at < x.size(); at += kResidualTile) {
+    const size_t count = std::min(kResidualTile, x.size() - at);
     for (size_t i = 0; i < count; ++i) limited[i] = std::clamp(x[at + i], -top, top);
     FromFloat(options_.storage, limited, to->data() + (first + at) * size, count);
   }

@@ -138,7 +138,7 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
   const std::vector<UniqueIdAddress> own = bootstrap::OwnAddresses();
   for (auto& [rank, plan] : peers_) {
     const Peer& peer = mesh.peers[static_cast<size_t>(rank)];
-    if (peer.info.machine_id == machine) continue;
+    if (peer.info.machine_id == machine || rank > mesh.rank) continue;  // the higher one connects
     const std::vector<UniqueIdAddress> all = plan.addresses;
     bootstrap::RemoveOwn(own, &plan.addresses);
     if (plan.addresses.empty()) {
