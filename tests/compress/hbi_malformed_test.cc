@@ -285,7 +285,7 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
     Term made[2] = {Of({Form::kResult}, &result), Of({Form::kOutput}, &elements)};
     CodecState& state = driver.state(0);
     state.set_non_temporal(false, false);  // the slices are larger than those before
-    state.Finish(nullptr);  // warns once of the range of the data
+    state.Finish(nullptr);                 // warns once of the range of the data
     const size_t before = allocations;
     ASSERT_TRUE(state.Begin(call).ok());
     ASSERT_TRUE(state.Combine(all, all_codes, side).ok());
@@ -352,7 +352,7 @@ TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
     Term made[2] = {Of(travelling, &payload), Of({Form::kOutput}, &elements)};
     CodecState& state = driver.state(0);
     state.set_non_temporal(false, false);  // the slices are larger than those before
-    state.Finish(nullptr);  // warns once of the range of the data
+    state.Finish(nullptr);                 // warns once of the range of the data
     const size_t before = allocations;
     ASSERT_TRUE(state.Begin(call).ok());
     ASSERT_TRUE(state.Combine(own, {&element, 1}, side).ok());

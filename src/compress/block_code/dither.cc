@@ -97,7 +97,8 @@ void DitherCode::Norms(const float* x, uint32_t blocks, float* norms) const {
     if (o_.l2) {
       const double root = std::sqrt(squares[b]);
       norm = root < static_cast<double>(kLargestFloat) ? static_cast<float>(root) : kLargestFloat;
-      if (static_cast<double>(norm) < root && norm < kLargestFloat) norm = std::nextafter(norm, kLargestFloat);
+      if (static_cast<double>(norm) < root && norm < kLargestFloat)
+        norm = std::nextafter(norm, kLargestFloat);
       if (!std::isfinite(squares[b])) norm = kNan;
     } else {
       const uint32_t bits = qsgd::BestKernels().largest(x + b * o_.block, o_.block);
