@@ -169,6 +169,7 @@ pytorch_tests() {
 scale() { INCCL_TEST_RANKS=256 build/release/tests/integration_tests --source=scale_test.cc; }
 load() { INCCL_TEST_OPERATIONS=50000 build/release/tests/integration_tests --gtest_filter='LoadTest.Mixed*'; }
 scarce() { INCCL_TEST_SECONDS=600 build/release/tests/integration_tests --gtest_filter='LoadTest.NoRank*'; }
+bounds() { INCCL_TEST_OPERATIONS=5000 build/release/tests/integration_tests --source=bounds_fuzz_test.cc; }
 churn() { INCCL_TEST_ROUNDS=${INCCL_TEST_ROUNDS:-600} build/release/tests/faults_tests --source=churn_test.cc; }
 stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=stress_test.cc; }
 
@@ -199,6 +200,7 @@ if [ "$long" = 1 ]; then
   step "format edits" scripts/mutate_sources.py --format -j "$jobs"
   step "source edits" scripts/mutate_sources.py --sample 12 -j "$jobs"
   step "stress" stress
+  step "error bounds" bounds
   step "256 ranks" scale
   step "load" load
   step "bare Debian" tests/package/bare_debian.py
