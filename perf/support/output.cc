@@ -37,13 +37,13 @@ Status FlushOutput() {
 }
 
 Status WriteFile(const std::string& path, std::string_view text) {
-  using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+  using Stream = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
   std::error_code ignored;
   const auto kind = std::filesystem::status(path, ignored).type();
   const bool plain =
       kind == std::filesystem::file_type::regular || kind == std::filesystem::file_type::not_found;
   const std::string beside = path + ".part";
-  File file(plain ? std::fopen(beside.c_str(), "w") : nullptr, &std::fclose);
+  Stream file(plain ? std::fopen(beside.c_str(), "w") : nullptr, &std::fclose);
   const bool whole = file != nullptr;
   if (!whole) file.reset(std::fopen(path.c_str(), "w"));
   if (file == nullptr) return SystemErrorErrno(path, errno);

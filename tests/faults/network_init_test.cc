@@ -273,7 +273,11 @@ TEST_F(NetworkInitTest, Row20_AddressesOfTheLinkOnly) {
     commands += fmt::format(
         " && ip link add e0 address $mac type bridge && ip link set wire master e0 && "
         "ip link set wire up && ip link set e0 up && ip -6 address flush dev e0 && "
-        "ip address add fe80::77:{}/64 dev e0 nodad && ip -o link show e0 | cut -d: -f1",
+        "ip address add fe80::77:{}/64 dev e0 nodad && "
+        // A bridge has its carrier, and its address can be bound, a moment later.
+        "timeout 10 sh -c 'until ip link show e0 | grep -q LOWER_UP && "
+        "! ip -6 address show dev e0 tentative | grep -q inet6; do sleep 0.02; done' && "
+        "ip -o link show e0 | cut -d: -f1",
         host + 1);
     ASSERT_EQ(hosts().Run(host, {"sh", "-c", commands}, &output), 0) << output;
     indices.insert(output);

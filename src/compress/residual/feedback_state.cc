@@ -111,11 +111,11 @@ Status FeedbackState::CheckComplete() const {
 
 void FeedbackState::CombineAlone(const CollectiveArgs& call, const std::byte* input,
                                  std::byte* output, Residual* residual) {
-  constexpr size_t kTile = 1024;
-  float errors[kTile], sums[kTile];
+  constexpr size_t kFeedbackTile = 1024;
+  float errors[kFeedbackTile], sums[kFeedbackTile];
   const size_t size = SizeOf(call.type);
-  for (uint64_t at = 0; at < call.count; at += kTile) {
-    const auto count = static_cast<size_t>(std::min<uint64_t>(kTile, call.count - at));
+  for (uint64_t at = 0; at < call.count; at += kFeedbackTile) {
+    const auto count = static_cast<size_t>(std::min<uint64_t>(kFeedbackTile, call.count - at));
     residual->Scaled(at, {errors, count});
     if (call.type == DataType::kFloat64) {
       for (size_t i = 0; i < count; ++i) {

@@ -11,9 +11,9 @@
 namespace inccl::verbs {
 
 Result<Slots> Slots::Create(const Device& device, const LaneSpec& spec, Writer writer) {
-  constexpr size_t kPage = 4096, kLine = 64;
+  constexpr size_t kPageBytes = 4096, kLineBytes = 64;
   const size_t frame = sizeof(FrameHeader) + spec.slot_bytes;
-  const size_t unit = frame >= kPage ? kPage : kLine;
+  const size_t unit = frame >= kPageBytes ? kPageBytes : kLineBytes;
   Slots slots;
   slots.stride = static_cast<uint32_t>((frame + unit - 1) / unit * unit);
   slots.depth = spec.depth;
