@@ -563,8 +563,8 @@ TEST(BoundsFuzz, Threads) {
     SCOPED_TRACE(algorithm);
     const ScopedEnv env(
         {{"INCCL_ALGO", algorithm}, {"INCCL_TRANSPORT", "loopback"}, {"INCCL_DEBUG", "NONE"}});
-    RunThreads(nranks, [&](int rank, ccl_comm_t comm) {
-      Fuzz(Mix64(seed) + world, Calls(120), codecs, rank, nranks, comm);
+    RunThreads(nranks, [&, n = nranks](int rank, ccl_comm_t comm) {
+      Fuzz(Mix64(seed) + world, Calls(120), codecs, rank, n, comm);
     });
     if (HasFailure()) return;
     ++world;

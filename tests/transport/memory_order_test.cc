@@ -221,7 +221,7 @@ class End final : public MappedTransport {
 // A lane of rank 0, on which `slices` go to all others.
 class Lane {
  public:
-  Lane(int nranks, int depth, uint32_t slices) : nranks_(nranks), slices_(slices) {
+  Lane(int nranks, int depth, uint32_t slices) : slices_(slices) {
     for (int rank = 0; rank < nranks; ++rank) {
       ends_.push_back(std::make_unique<End>(rank, nranks));
       if (rank != 0) spec_.consumers.push_back(rank);
@@ -312,7 +312,6 @@ class Lane {
     return there.ok() && *there;
   }
 
-  const int nranks_;
   const uint32_t slices_;
   LaneSpec spec_;
   std::vector<std::unique_ptr<End>> ends_;
