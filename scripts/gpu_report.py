@@ -103,7 +103,7 @@ def elements_test(suite):
 def digests(suite):
     """(equal, all) results of calls on a GPU beside those of the same calls on the host's memory."""
     def of(kind):
-        document = suite["benches"].get(f"digest.processes.4.shm.{kind}") or {"rows": []}
+        document = suite["benches"].get(f"digest.threads.4.shm.{kind}") or {"rows": []}
         return {(row["codec"], row["bytes"], row["in_place"]): row["digest"]
                 for row in document["rows"]}
     device, host = of("device"), of("host")
@@ -137,8 +137,8 @@ def goals(suite):
     add("10^8 elements against the CPU", "0 bytes differ", same, lambda v: v[1], lambda v: v[0])
     add("all-reduce on a GPU against the same on the host: results", "all equal", digests(suite),
         lambda v: f"{v[0]} of {v[1]} equal", lambda v: v[0] == v[1])
-    ours = time_of(suite, "processes", 4, "100", "hbi:bits=6", 256 * MB)
-    plain = time_of(suite, "processes", 4, "100", "none", 256 * MB)
+    ours = time_of(suite, "threads", 4, "100", "hbi:bits=6", 256 * MB)
+    plain = time_of(suite, "threads", 4, "100", "none", 256 * MB)
     ratio = ours / plain if ours and plain else None
     add("4 ranks, 256 MB, emulated 100 Gbit/s: HBI 6 bits / fp32", "<= 0.3", ratio,
         lambda v: f"{v:.2f}", lambda v: v <= 0.3)

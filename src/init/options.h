@@ -37,7 +37,7 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* config);
 
 // Slice size if all ranks have a device and no other size is given: a launch or a copy costs
 // microseconds, whatever its size.
-inline constexpr uint32_t kDeviceSliceBytes = 512 * 1024;
+inline constexpr uint32_t kDeviceSliceBytes = 1024 * 1024;
 // Whether this rank would use kDeviceSliceBytes. Looks for devices.
 bool TakesDeviceSlices(const InitOptions& options);
 

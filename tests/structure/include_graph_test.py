@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the sources to the layers and to a length: fails on an #include that is no edge of the design, and on a file of src with
-more than MOST_LINES lines.
+"""Holds the sources to the layers and to a length: fails on an #include that is no edge of the design, on a file of src with
+more than MOST_LINES lines, and on an array of the host's that a CUDA kernel may read.
 
 LAYERS below lists the folders of src from the lowest to the highest. A file includes files of its own folder and of lower
 layers; folders of one layer do not include each other.
@@ -115,12 +115,42 @@ def check_file(path, root):
     return found
 
 
+# An array outside functions, in a file that a kernel is made of. nvcc takes it for memory of the host, and whatever reads it
+# becomes a trap or is dropped without a warning, so that only a GPU shows it. A function that copies the whole array into a
+# constexpr variable of its own can read the copy.
+HOST_ARRAY = re.compile(r"^(?:inline |static )*constexpr [\w:<>, ]+?\b(\w+)(?:\[\w*\])+ *=|"
+                        r"^(?:inline |static )*constexpr std::array<[^;=]*> (\w+) *=", re.MULTILINE)
+
+
+def check_kernels(root):
+    """The violations of the files that the .cu files below `root` are made of."""
+    files, todo = {}, sorted((root / "src").rglob("*.cu"))
+    while todo:
+        path = todo.pop()
+        if path in files:
+            continue
+        files[path] = re.sub("//.*", "", path.read_text(encoding="utf-8"))
+        todo += [root / "src" / quoted for quoted, _ in INCLUDE.findall(files[path])
+                 if quoted and (root / "src" / quoted).is_file()]
+    found = []
+    for path, text in sorted(files.items()):
+        for match in HOST_ARRAY.finditer(text):
+            name = match.group(1) or match.group(2)
+            uses = [use for other in files.values()
+                    for use in re.findall(rf"[^\n]*\b{name}\b[^\n]*", other)]
+            copies = [use for use in uses if re.search(rf"^ +constexpr std::array<.*= {name};", use)]
+            if match.group(1) or len(copies) != len(uses) - 1:
+                found.append(f"{path.relative_to(root)}: {name}: an array of the host's, which a "
+                             "kernel cannot read")
+    return found
+
+
 def check_tree(root):
     """(number of files, violations) of a source tree."""
     root = root.resolve()
     files = [p for top in ("src", "include") for p in sorted((root / top).rglob("*"))
              if p.suffix in SUFFIXES and p.is_file()]
-    return len(files), [v for p in files for v in check_file(p, root)]
+    return len(files), [v for p in files for v in check_file(p, root)] + check_kernels(root)
 
 
 # A tree that is right, and single additions that each break it: (file, line, part of the message).
@@ -134,6 +164,9 @@ GOOD = {
     "src/memory/region.h": "#include <cstdint>\n",
     "src/memory/full.h": "\n" * MOST_LINES,
     "src/compress/codec.h": '#include "base/status.h"\n',
+    "src/compress/cuda/sum.cu": '#include "compress/cuda/sum.h"\n',
+    "src/compress/cuda/sum.h": "inline constexpr std::array<int, 2> kOdd = {1, 3};\n"
+                               "  constexpr std::array<int, 2> odd = kOdd;\n",
     "src/compress/kernels/pack.cc": '#include "hwy/highway.h"\n#include "compress/codec.h"\n',
     "src/engine/engine.h": '#include "compress/codec.h"\n#include "transport/transport.h"\n',
     "src/collectives/schedule.h": '#include "engine/engine.h"\n',
@@ -170,6 +203,8 @@ BAD = [
     ("include/inccl/ccl.h", "#include <vector>", "standard headers only"),
     ("include/inccl/ccl.hpp", "#include <unistd.h>", "standard headers only"),
     ("include/inccl/ccl.hpp", "#include <fmt/format.h>", "standard headers only"),
+    ("src/compress/cuda/sum.h", "  for (int odd : kOdd) sum += odd;", "kOdd: an array of the host's"),
+    ("src/compress/cuda/sum.h", "inline constexpr uint32_t kEven[2] = {0, 2};", "kEven: an array"),
     ("src/extra/new.cc", "", "no known layer"),
     ("src/loose.cc", "", "no known layer"),
     ("src/memory/full.h", "// one line more", "401 lines, more than 400"),

@@ -447,7 +447,7 @@ void CheckSideWords(KernelTarget* target, Rng* rng) {
   std::vector<uint32_t> magnitudes = {0,          1,          2,          0x7fffff,
                                       0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff};
   for (uint32_t exponent = 0; exponent < 255; ++exponent) {
-    for (const uint32_t mantissa : hbi::kMantissaBits) {
+    for (const uint32_t mantissa : hbi::kFifthBits) {
       for (const uint32_t delta : {0u, 1u, 2u}) {
         magnitudes.push_back((exponent << 23) + ((mantissa + delta - 1) & 0x7fffff));
       }

@@ -51,7 +51,7 @@ INCCL_HOST_DEVICE Fields QuantizeOwn(const TileLevels<Warp>& levels, const Level
   const uint32_t superblock = levels.Superblock(s);
   float x[kLaneElements];
   LoadEight<Type>(elements, superblock * kSuperblock + warp.lane() * kLaneElements, slice.count, x);
-  const uint32_t code = LaneCode(warp, slice.words[superblock]);
+  const uint32_t code = LaneCode(warp, levels.Word(s));
   const Rounding rounding{slice.counter + superblock * (kSuperblock / 2), slice.offsets,
                           slice.nearest};
   return Quantize(warp, x, LoadConstant(&choice.sum->factor[code]), choice.k, rounding);
@@ -150,11 +150,11 @@ INCCL_HOST_DEVICE void AddTile(const Warp& warp, const AddArgs& args, uint32_t t
 template <class Type, class Warp>
 INCCL_HOST_DEVICE void StoreUncoded(const TileLevels<Warp>& levels, void* elements, uint32_t s) {
   const Warp& warp = levels.warp();
-  const uint32_t superblock = levels.Superblock(s);
-  const bool poison = hbi::IsPoison(levels.slice().words[superblock]);
+  const bool poison = hbi::IsPoison(levels.Word(s));
   float y[kLaneElements];
   for (float& value : y) value = std::bit_cast<float>(poison ? kQuietNan : 0u);
-  StoreSuperblock<Type>(warp, y, elements, superblock * kSuperblock, levels.slice().count);
+  StoreSuperblock<Type>(warp, y, elements, levels.Superblock(s) * kSuperblock,
+                        levels.slice().count);
 }
 
 template <class Type, class Warp>
@@ -162,6 +162,7 @@ INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint
                                   uint32_t part) {
   const TileLevels<Warp> levels(warp, args.slice, tile);
   const uint32_t h = args.in.contributions;
+  const TileWords<Warp> words(warp, args.words, args.slice.superblocks(), tile);
   const TileStream<Warp> in(warp, args.in.tiles, tile,
                             args.result ? levels.ResultWidth() : levels.SumWidth(h));
   for (uint32_t i = 0; i < kSuperblocksPerWarp; ++i) {
@@ -177,7 +178,7 @@ INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint
     const hbi::LevelTable& table = args.result ? *choice.result : *choice.sum;
     const float* steps = args.slice.average ? table.average : table.step;
     const uint32_t superblock = levels.Superblock(s);
-    const uint32_t code = LaneCode(warp, args.words[superblock]);
+    const uint32_t code = LaneCode(warp, words.Of(s));
     float y[kLaneElements];
     Decode(fields, args.result ? choice.k2 : h * choice.k, LoadConstant(&steps[code]), y);
     StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
@@ -250,7 +251,7 @@ INCCL_HOST_DEVICE void FoldTile(const Warp& warp, const FoldArgs& args, uint32_t
     if (wants_sum) Pack(warp, fields, width, args.sum.data + sums.FirstByte(s));
     if (!wants_result && args.elements == nullptr) continue;
     const uint32_t superblock = levels.Superblock(s);
-    uint32_t word = args.slice.words[superblock], zero = contributions * choice.k;
+    uint32_t word = levels.Word(s), zero = contributions * choice.k;
     const hbi::LevelTable* table = choice.sum;
     float y[kLaneElements];
     if (args.requantize) {

@@ -13,12 +13,34 @@
 
 namespace inccl::cuda {
 
-// The levels of a tile's superblocks; 0 beyond the slice's end.
+// The side words of a tile's superblocks, which may be in memory of the host: the warp reads them
+// at once instead of one after the other.
+template <class Warp>
+class TileWords {
+ public:
+  INCCL_HOST_DEVICE TileWords(const Warp& warp, const uint32_t* words, uint32_t superblocks,
+                              uint32_t tile)
+      : warp_(warp) {
+    const uint32_t mine = tile * kTile + warp.lane();
+    if (mine < superblocks) word_ = words[mine];
+  }
+  // The word of the tile's superblock s.
+  INCCL_HOST_DEVICE uint32_t Of(uint32_t s) const { return warp_.Get(word_, s); }
+
+ private:
+  const Warp& warp_;
+  uint32_t word_ = 0;
+};
+
+// The levels of a tile's superblocks, and the agreed words; 0 beyond the slice's end.
 template <class Warp>
 class TileLevels {
  public:
   INCCL_HOST_DEVICE TileLevels(const Warp& warp, const SliceArgs& slice, uint32_t tile)
-      : warp_(warp), slice_(slice), first_(tile * kTile) {
+      : warp_(warp),
+        slice_(slice),
+        first_(tile * kTile),
+        words_(warp, slice.words, slice.superblocks(), tile) {
     const uint32_t superblocks = slice.superblocks();
     const uint32_t mine = first_ + warp.lane();
     if (mine < superblocks) point_ = slice.points[mine];
@@ -35,6 +57,7 @@ class TileLevels {
   INCCL_HOST_DEVICE const LevelChoice& Choice(uint32_t s) const {
     return slice_.choices[warp_.Get(point_, s)];
   }
+  INCCL_HOST_DEVICE uint32_t Word(uint32_t s) const { return words_.Of(s); }
   // Width of a packed sum in this lane's superblock.
   INCCL_HOST_DEVICE uint32_t SumWidth(uint32_t contributions) const {
     return hbi::Width(contributions, k_);
@@ -45,6 +68,7 @@ class TileLevels {
   const Warp& warp_;
   const SliceArgs& slice_;
   const uint32_t first_;
+  const TileWords<Warp> words_;
   uint32_t count_;
   uint32_t point_ = 0;  // 0: not coded
   uint32_t k_, k2_;

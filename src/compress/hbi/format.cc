@@ -8,7 +8,7 @@ namespace inccl::hbi {
 double Magnitude(int code) {
   const int q = FifthOctaves(code);
   const int octave = (q + 5 * 128) / 5 - 128;  // rounded down
-  return std::ldexp(double{std::bit_cast<float>(kMantissaBits[q - 5 * octave])}, octave);
+  return std::ldexp(double{std::bit_cast<float>(kFifthBits[q - 5 * octave])}, octave);
 }
 
 }  // namespace inccl::hbi

@@ -7,6 +7,7 @@
 #define INCCL_COMPRESS_HBI_FORMAT_H_
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 
@@ -23,14 +24,14 @@ inline constexpr uint32_t kMaxLevels = 4095;               // the largest K
 inline constexpr uint32_t kFieldLimit = 65536;             // limit of 2 n K
 
 // ---------------------------------------------------------------- scale codes
-// Code c of a block stands for M = kMantissa[q mod 5] * 2^floor(q / 5), q = FifthOctaves(c): fifths
-// of an octave from 2^-30 to 2^10, octaves from 2^-56 and to 2^26, steps of 8 octaves below (from
-// 2^-88) and of 17 above (to 2^128).
+// Code c of a block stands for M = kFifthBits[q mod 5] * 2^floor(q / 5), q = FifthOctaves(c):
+// fifths of an octave from 2^-30 to 2^10, octaves from 2^-56 and to 2^26, steps of 8 octaves below
+// (from 2^-88) and of 17 above (to 2^128).
 inline constexpr uint8_t kZeroCode = 0;    // every element is zero
 inline constexpr uint8_t kLastCode = 253;  // M = 2^128; 254 is reserved
 inline constexpr uint8_t kPoison = 255;    // an element is not finite
-inline constexpr uint32_t kMantissaBits[5] = {0x3f800000, 0x3f93088c, 0x3fa8e5a3, 0x3fc20300,
-                                              0x3fdedc67};
+inline constexpr std::array<uint32_t, 5> kFifthBits = {0x3f800000, 0x3f93088c, 0x3fa8e5a3,
+                                                       0x3fc20300, 0x3fdedc67};
 inline constexpr uint32_t kInfinityBits = 0x7f800000;
 
 constexpr int FifthOctaves(int code) {
@@ -47,7 +48,9 @@ constexpr uint8_t CodeOfMagnitude(uint32_t bits) {
   if (bits >= kInfinityBits) return kPoison;
   const uint32_t mantissa = bits & 0x7fffff;
   int octaves = static_cast<int>(bits >> 23) - 127, fifths = 5 * octaves;
-  for (const uint32_t threshold : kMantissaBits) fifths += mantissa > (threshold & 0x7fffff);
+  // A kernel cannot read an array of the host's, and nvcc makes a trap of it without a word.
+  constexpr std::array<uint32_t, 5> kThresholds = kFifthBits;
+  for (const uint32_t threshold : kThresholds) fifths += mantissa > (threshold & 0x7fffff);
   octaves += mantissa != 0 ? 1 : 0;
   // Five linear pieces; the outer ones round up to their steps. The steps narrow towards the
   // middle, so the lower three pieces are the largest of three lines, the upper two the smallest.

@@ -129,14 +129,14 @@ using VI16 = hn::Vec<DI16>;
 using VI32 = hn::Vec<DI32>;
 
 #if HWY_ARCH_X86 && HWY_MAX_BYTES >= 32
-// By the uppermost bits of a mantissa: how many of kMantissaBits are below all such mantissas,
+// By the uppermost bits of a mantissa: how many of kFifthBits are below all such mantissas,
 // times 2^23, plus what makes a mantissa carry into bit 23 if it is above the one in between.
 struct FifthsTable {
   HWY_ALIGN uint32_t add[kLanes32] = {};
   constexpr FifthsTable() {
     constexpr uint32_t kCell = 0x800000 / kLanes32;
     for (uint32_t i = 0; i < kLanes32; ++i) {
-      for (const uint32_t bits : hbi::kMantissaBits) {
+      for (const uint32_t bits : hbi::kFifthBits) {
         const uint32_t threshold = bits & 0x7fffff;
         if (threshold < i * kCell) {
           add[i] += 0x800000;
@@ -149,7 +149,7 @@ struct FifthsTable {
 };
 inline constexpr FifthsTable kFifthsTable;
 
-// The exponent field plus the number of kMantissaBits that are below the mantissa.
+// The exponent field plus the number of kFifthBits that are below the mantissa.
 HWY_INLINE V32 ExponentAndFifths(V32 bits) {
   const V32 table = hn::Load(D32(), kFifthsTable.add);
 #if HWY_MAX_BYTES == 64  // the instructions take the indices modulo the number of lanes
@@ -163,7 +163,7 @@ HWY_INLINE V32 ExponentAndFifths(V32 bits) {
 HWY_INLINE V32 ExponentAndFifths(V32 bits) {
   const auto mantissa = hn::BitCast(DI32(), hn::And(bits, hn::Set(D32(), 0x7fffffu)));
   auto sum = hn::BitCast(DI32(), hn::ShiftRight<23>(bits));
-  for (const uint32_t threshold : hbi::kMantissaBits) {
+  for (const uint32_t threshold : hbi::kFifthBits) {
     const auto limit = hn::Set(DI32(), static_cast<int32_t>(threshold & 0x7fffff));
     sum = hn::Sub(sum, hn::VecFromMask(DI32(), hn::Gt(mantissa, limit)));
   }
