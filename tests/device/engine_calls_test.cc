@@ -102,8 +102,8 @@ TEST(EngineCallsTest, SlicesAreLargerWhereAllRanksHaveADevice) {
     world.Synchronize();
     return world.device().copies.load();
   };
-  EXPECT_EQ(copies_of_a_broadcast(1), 4u);  // two slices, from the device and to it
-  EXPECT_EQ(copies_of_a_broadcast(15), 60u);
+  EXPECT_EQ(copies_of_a_broadcast(2), 4u);  // two slices, from the device and to it
+  EXPECT_EQ(copies_of_a_broadcast(15), 30u);
   const ScopedEnv environment({{"INCCL_SLICE_BYTES", "131072"}});
   EXPECT_EQ(copies_of_a_broadcast(1), 16u);
 }

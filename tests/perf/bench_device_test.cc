@@ -147,7 +147,7 @@ TEST(BenchDevice, RanksReadEachOthersMemory) {
   for (const std::string ranks : {"--ranks 3", "--threads 3"}) {
     for (const std::string name : {"allreduce", "reduce_scatter", "allgather"}) {
       const ProgramResult run = Bench(
-          name, ranks + " --device cuda -b 5M -e 5M -n 3 -w 2 --buffers mem_alloc",
+          name, ranks + " --device cuda -b 10M -e 10M -n 3 -w 2 --buffers mem_alloc",
           "FAKE_CUDA_DEVICES=2 FAKE_CUDA_ALLOCATIONS_WAIT=1 INCCL_DEBUG=INFO "
           "INCCL_DEBUG_SUBSYS=TRANSPORT LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
       EXPECT_EQ(run.status, 0) << name << ranks << run.out << run.err;
