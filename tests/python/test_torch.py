@@ -2,7 +2,9 @@
 """The process group, against the same operation on one rank."""
 import os
 import signal
+import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -583,6 +585,152 @@ def test_several_threads(rank, n):
     for thread in threads:
         thread.join()
     assert values == [[2.0 * step + 1 for step in range(30)]] * 3
+
+
+@pytest.fixture
+def eager_switches():
+    """Threads take turns as often as Python can make them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def of_threads(count, use):
+    """Runs use(0) .. use(count - 1) at the same time; the first error of any is raised."""
+    errors = []
+
+    def thread(number):
+        try:
+            use(number)
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=thread, args=(number,)) for number in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    if errors:
+        raise errors[0]
+
+
+def test_statistics_of_many_threads(eager_switches):
+    """Hooks count in the threads of backward passes and in those of calls: nothing is lost or counted twice."""
+    from inccl.torch._statistics import Statistics
+
+    class Stats:
+        compressed, elements, payload_bytes, wire_bytes, ratio, error_bound = True, 3, 5, 7, 2.0, 0.5
+
+        def __init__(self):
+            self._looks = 0
+
+        @property
+        def completed(self):
+            self._looks += 1
+            return self._looks > 2
+    statistics, threads, rounds = Statistics(), 4, 2000
+
+    def use(_):
+        for _ in range(rounds):
+            statistics.add(Stats(), "used")
+            statistics.add_uncompressed(1)
+            statistics.settle()
+    of_threads(threads, use)
+    for _ in range(3):
+        statistics.settle()
+    total = threads * rounds
+    assert (statistics.calls, statistics.elements, statistics.uncompressed_elements) == (total, 3 * total, total)
+    assert (statistics.payload_bytes, statistics.wire_bytes) == (5 * total, 7 * total)
+
+
+@group_ranks(1)
+def test_hooks_of_several_threads(rank, n):
+    class Slow(torch.Tensor):
+        """Other threads run while one asks for the number of elements."""
+
+        def numel(self):
+            time.sleep(0.001)
+            return super().numel()
+
+    class Bucket:
+        def __init__(self):
+            self._buffer = torch.ones(1, dtype=torch.int32).as_subclass(Slow)
+
+        def index(self):
+            return 0
+
+        def buffer(self):
+            return self._buffer
+
+        def gradients(self):
+            return [self._buffer]
+
+        parameters = gradients
+    state, threads, rounds = inccl.torch.State(codec="hbi:bits=8"), 4, 30
+
+    def use(_):
+        for _ in range(rounds):
+            inccl.torch.compress_hook(state, Bucket()).wait()
+    of_threads(threads, use)
+    assert state.statistics.uncompressed_elements == threads * rounds
+
+
+def test_runner_of_many_threads(eager_switches):
+    """Calls of one thread run in its order and one at a time, whether it waits for them or not; after close() none runs."""
+    from inccl.torch._work import BackendError, Runner, Work
+    threads, rounds = 4, 1500
+    runner, ran, inside = Runner("test"), [[] for _ in range(threads)], []
+
+    def use(number):
+        def call(step):
+            def one():
+                inside.append(number)
+                ran[number].append(step)
+                assert inside == [number], "two calls at a time"
+                inside.pop()
+            return one
+        works = []
+        for step in range(rounds):
+            if (step * 7 + number) % 3 == 0:
+                runner.run(call(step), "run")
+            else:
+                works.append(runner.submit(call(step), Work(step, "submitted")))
+        for work in works:
+            work.wait()
+            assert work.get_future().wait() == work.result()
+    of_threads(threads, use)
+    assert ran == [list(range(rounds))] * threads
+    assert runner.close()
+    with pytest.raises(BackendError, match="has ended"):
+        runner.submit(lambda: ran[0].append(-1), Work(None, "late")).wait()
+    assert ran[0][-1] == rounds - 1
+
+
+@pytest.mark.parametrize("close_first", [False, True])
+def test_runner_closes_while_threads_submit(eager_switches, close_first):
+    """Each call has run or failed when close() is over, and no thread waits for ever."""
+    from inccl.torch._work import BackendError, Runner, Work
+    for _ in range(60):
+        runner, ran, failed = Runner("test"), [], []
+        begun = threading.Event()
+
+        def use(number):
+            begun.wait()
+            if number == 0:
+                runner.close()
+                return
+            for step in range(20):
+                try:
+                    runner.submit(lambda: ran.append(1), Work(step, "submitted")).wait(timedelta(seconds=20))
+                except BackendError as error:
+                    assert "has ended" in str(error), error
+                    failed.append(1)
+        if close_first:
+            begun.set()
+        else:
+            threading.Timer(0.001, begun.set).start()
+        of_threads(4, use)
+        assert len(ran) + len(failed) == 60
 
 
 @group_ranks(2)

@@ -28,6 +28,11 @@ class Statistics:
             self._pending.append((call, used))
         self.settle()
 
+    def add_uncompressed(self, elements: int) -> None:
+        """Counts elements that were reduced as they are. Hooks and the threads of calls count at the same time."""
+        with self._changing:
+            self.uncompressed_elements += elements
+
     def settle(self) -> "Statistics":
         """Counts the calls that have completed."""
         with self._changing:

@@ -190,7 +190,7 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
     if state.momentum and buffer.dtype in _COMPRESSIBLE:
         state._add_momentum(bucket)
     if buffer.dtype not in _COMPRESSIBLE or (state.reducer and buffer.dtype == torch.float64):
-        state.statistics.uncompressed_elements += buffer.numel()
+        state.statistics.add_uncompressed(buffer.numel())
         work = group.allreduce([buffer], _average())
         return work.get_future().then(lambda future: future.value()[0])
     plain = [gradient for gradient, parameter in zip(bucket.gradients(), bucket.parameters())
@@ -220,7 +220,7 @@ def _whole(state, bucket, group):
     def call():
         check(lib.ccl_allreduce(buffer.data_ptr(), buffer.data_ptr(), buffer.numel(), TYPES[buffer.dtype],
                                 inccl.AVG, group.communicator._get(), stream))
-        state.statistics.uncompressed_elements += buffer.numel()
+        state.statistics.add_uncompressed(buffer.numel())
     return call
 
 
@@ -245,7 +245,7 @@ def _compressed(state, bucket, group, codec, plain, count):
                                     inccl.AVG, handle, stream))
             unflatten(together, plain)
         state.statistics.add(stats, codec, buffer, together, residual)
-        state.statistics.uncompressed_elements += count
+        state.statistics.add_uncompressed(count)
     return call
 
 
@@ -275,7 +275,7 @@ def _reduced(state, bucket, group, _codec, plain, count):
             check(lib.ccl_allreduce(together.data_ptr(), together.data_ptr(), count, TYPES[buffer.dtype],
                                     inccl.AVG, handle, stream))
             unflatten(together, plain)
-        state.statistics.uncompressed_elements += count
+        state.statistics.add_uncompressed(count)
     return call
 
 
@@ -320,7 +320,7 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
         if kind not in (_RedOp.SUM, _RedOp.AVG) or output_tensor.dtype not in _COMPRESSIBLE:
             options = c10d.ReduceScatterOptions()
             options.reduceOp, options.asyncOp = op, async_op
-            self.statistics.uncompressed_elements += input_tensor.numel()
+            self.statistics.add_uncompressed(input_tensor.numel())
             return ours.reduce_scatter_single(output_tensor, input_tensor, options)
         number, operation = TYPES[output_tensor.dtype], OPS[kind]
         how, stats = _compression(self.codec, self.seed)
@@ -343,7 +343,7 @@ class CompressedAllGather(_Compressed, AllGather):
         if output_tensor.dtype not in _COMPRESSIBLE:
             options = c10d.AllgatherOptions()
             options.asyncOp = async_op
-            self.statistics.uncompressed_elements += input_tensor.numel()
+            self.statistics.add_uncompressed(input_tensor.numel())
             return ours.all_gather_single(output_tensor, input_tensor, options)
         how, stats = _compression(self.codec, self.seed)
         stream = ours._stream(output_tensor)
