@@ -243,6 +243,8 @@ void Root::ReadFrom(Session* session) {
 }
 
 void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
+  // It waits for the failure, which a rank of this process receives last.
+  if (phase_ == Phase::kFailed && session->member()) return;
   switch (static_cast<MessageKind>(frame.kind)) {
     case MessageKind::kRegister:
       if (session->state == Session::State::kRegistering) return OnRegister(session, frame.body);

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fault_point.h"
 #include "base/rng.h"
 #include "bootstrap/admission.h"
 #include "bootstrap/bootstrap_world.h"
@@ -428,6 +429,42 @@ TEST(RootTest, TheSlowAreCutOff) {
   EXPECT_TRUE((*client)->Await(MessageKind::kTable).ok());
   ASSERT_TRUE((*client)->Send(MessageKind::kDone, {}).ok());
   EXPECT_TRUE((*client)->Await(MessageKind::kGo).ok());
+}
+
+// The rank of the rendezvous' own process is told last of a failure, whatever it says until then.
+TEST_F(FloodTest, TheOwnRankLearnsOfADeathThatIsSeenBeforeItsLastMessage) {
+  constexpr int kRanks = 3;
+  const Baseline baseline;
+  StartLauncherRoot(kRanks);
+  std::atomic<bool> done{false};
+  fault::Arm(
+      {.point = fault::IndexOf("root.after_table"), .action = fault::Action::kCall, .call = [&] {
+         while (!done) usleep(1000);
+       }});
+  std::vector<std::unique_ptr<RendezvousClient>> clients;
+  for (const int rank : {2, 0, 1}) {  // the one that dies comes first
+    auto client = RendezvousClient::Connect(
+        {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
+        {.rank = rank, .nranks = kRanks, .deadline = SystemClock().Now() + 20 * kSecond});
+    ASSERT_TRUE(client.ok()) << client.status().message();
+    clients.push_back(*std::move(client));
+    Registration registration;
+    registration.record.rank = static_cast<uint32_t>(rank);
+    registration.record.pid = static_cast<uint32_t>(rank == 0 ? getpid() : rank);
+    registration.nranks = kRanks;
+    registration.remaining = 20 * kSecond;
+    ASSERT_TRUE(clients.back()->Send(MessageKind::kRegister, registration.Encode()).ok());
+  }
+  for (const auto& client : clients) ASSERT_TRUE(client->Await(MessageKind::kTable).ok());
+  clients.front().reset();
+  ASSERT_TRUE(clients[1]->Send(MessageKind::kDone, {}).ok());
+  done = true;
+  for (size_t i = 1; i < kRanks; ++i) {
+    const Status status = clients[i]->Await(MessageKind::kGo).status();
+    EXPECT_EQ(status.code(), Code::kRemoteError);
+    EXPECT_CONTAINS(status.message(), "peer 2@:2 closed its connection");
+  }
+  fault::Disarm();
 }
 
 constexpr uid_t kNobody = 65534;
