@@ -156,7 +156,7 @@ TEST_P(ProcessAbortTest, Row23_NeedsNoPeer) {
 // One after the other: nothing accumulates.
 TEST_P(ProcessAbortTest, Row09_AThousandLives) {
   ForRow("9,23");
-  const int lives = kSanitized ? 50 : 1000;
+  const int lives = kSanitized ? 50 : GetParam() == std::string("shm") ? 1000 : 300;
   ProcessWorld world({.nranks = 2, .deadline_seconds = 120.0 * Slowness()}, [&](const Side& side) {
     std::unique_ptr<Baseline> baseline;
     for (int life = 1; life <= lives; ++life) {

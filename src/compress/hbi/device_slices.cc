@@ -100,7 +100,7 @@ std::byte* DeviceSlice::Place(Sink* sink, uint64_t bytes) {
   if (bytes == 0) return nullptr;
   auto* host = reinterpret_cast<std::byte*>(sink->at);
   std::byte* const there = buffers_.Out(&host, bytes, kFieldAlignment, kChecksumBytes);
-  *sink = {Unsigned(host), Unsigned(host) + bytes + kChecksumBytes};
+  if (there != nullptr) *sink = {Unsigned(host), Unsigned(host) + bytes + kChecksumBytes};
   return there;
 }
 
