@@ -265,7 +265,8 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
                            const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
-  Result<UniqueIdAddress> where = ResolveAddress(address);
+  Result<UniqueIdAddress> where =
+      ResolveAddress(address, {.deadline = options.deadline, .cancelled = options.cancelled});
   if (!where.ok()) return OfRank(options, where.status());
   if (options.secret_file.empty() && !IsLoopback(*where)) {
     return OfRank(
@@ -276,7 +277,13 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
   if (Status status = CheckReach(address, *where, launcher); !status.ok()) {
     return OfRank(options, status);
   }
-  const std::string identity = fmt::format("inccl comm id\ninit={}\n{}", init_index, address);
+  if (options.secret_file.empty()) {  // the kernel says who a peer is
+    Launcher here = launcher;
+    here.job = fmt::format("INCCL_COMM_ID={}\n{}", address, launcher.run);
+    return JoinWithLauncher(here, init_index, options);
+  }
+  const std::string identity =
+      fmt::format("inccl comm id\ninit={}\n{}\n{}", init_index, launcher.run, address);
   const Result<Mac> hash = Sha256(AsBytes(identity));
   if (!hash.ok()) return hash.status();
   HandshakeTerms terms;
@@ -284,7 +291,7 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
   Result<Key> key = DeriveKey(AsBytes(identity), options.secret_file, terms.communicator);
   if (!key.ok()) return OfRank(options, key.status());
   terms.key = *key;
-  terms.secret_file = !options.secret_file.empty();
+  terms.secret_file = true;
   RootTarget target;
   target.addresses.push_back(SocketAddress::Tcp(*where));
   target.may_come_later = true;

@@ -61,8 +61,8 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const JoinOptions& options);
 
 // The same for a launcher's job on any hosts: rank 0 listens at `address` (INCCL_COMM_ID). Ranks
-// trust those that know the content of the secret file, which is required unless the address is a
-// loopback address.
+// trust those that know the content of the secret file. A loopback address without one only names
+// the job: its ranks then meet as those of JoinWithLauncher do.
 Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
                            const JoinOptions& options);
 

@@ -23,6 +23,9 @@
 #include "base/escaped.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "base/mutex.h"
+#include "base/thread.h"
+#include "bootstrap/socket.h"
 #include "config/values.h"
 
 namespace inccl::bootstrap {
@@ -180,21 +183,78 @@ bool MatchesInterface(std::string_view pattern, std::string_view name) {
   });
 }
 
-Result<UniqueIdAddress> ResolveAddress(const std::string& text) {
+namespace {
+
+// A name that is being looked up: by a thread of its own, since getaddrinfo waits for a name server
+// as long as the system's configuration says. Where the limit passes first, the thread is left
+// alone.
+struct Lookup {
+  std::string host, port;
+  Mutex mutex;
+  CondVar changed;
+  bool done INCCL_GUARDED_BY(mutex) = false;
+  int error = 0;
+  addrinfo* list = nullptr;
+
+  ~Lookup() {
+    if (list != nullptr) freeaddrinfo(list);
+  }
+  void Run(int flags) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags;
+    error = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
+  }
+};
+
+Status LookUp(const std::shared_ptr<Lookup>& lookup, const LookupLimits& limits) {
+  lookup->Run(AI_NUMERICHOST);
+  if (lookup->error != EAI_NONAME) return Status::Ok();
+  const Time begin = SystemClock().Now();
+  Result<std::thread> thread = StartThread("inccl-lookup", [lookup] {
+    lookup->Run(0);
+    const MutexLock lock(&lookup->mutex);
+    lookup->done = true;
+    lookup->changed.NotifyAll();
+  });
+  if (!thread.ok()) return thread.status();
+  thread->detach();
+  const MutexLock lock(&lookup->mutex);
+  while (!lookup->done) {
+    const Time now = SystemClock().Now();
+    if (now >= limits.deadline) {
+      return TimeoutError(
+          fmt::format("no name server has answered within {} ms", (now - begin) / kMillisecond));
+    }
+    if (limits.cancelled != nullptr && limits.cancelled->load()) {
+      return RemoteError("this rank ended the creation of the communicator");
+    }
+    lookup->changed.WaitFor(&lookup->mutex, std::min(limits.deadline - now, kCancelLag));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<UniqueIdAddress> ResolveAddress(const std::string& text, const LookupLimits& limits) {
   const size_t colon = text.rfind(':');
   std::string host = text.substr(0, colon);
   const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   }
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
-  if (error != 0) {
-    return InvalidUsage(fmt::format("INCCL_COMM_ID={}: {}", Escaped(text), gai_strerror(error)));
+  const auto lookup = std::make_shared<Lookup>();
+  lookup->host = host;
+  lookup->port = port;
+  if (Status status = LookUp(lookup, limits); !status.ok()) {
+    return Status(status.code(),
+                  fmt::format("INCCL_COMM_ID={}: {}", Escaped(text), status.message()));
   }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  if (lookup->error != 0) {
+    return InvalidUsage(
+        fmt::format("INCCL_COMM_ID={}: {}", Escaped(text), gai_strerror(lookup->error)));
+  }
+  const addrinfo* const list = lookup->list;
   const std::optional<UniqueIdAddress> found = FromSystem(list->ai_addr);
   if (!found) return InvalidUsage(fmt::format("INCCL_COMM_ID={}: no IP address", Escaped(text)));
   UniqueIdAddress address = *found;

@@ -4,6 +4,7 @@
 #ifndef INCCL_BOOTSTRAP_INTERFACES_H_
 #define INCCL_BOOTSTRAP_INTERFACES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "bootstrap/launcher.h"
 #include "bootstrap/unique_id.h"
@@ -52,9 +54,15 @@ void SetScopes(std::string_view pattern, std::vector<UniqueIdAddress>* addresses
 // The rate of the link of the first interface in Mbit/s, as its driver says; 0 if it does not know.
 uint32_t LinkMbps(std::string_view pattern);
 
+// Limits of a wait for a name server; `cancelled` may be null.
+struct LookupLimits {
+  Time deadline = kNever;
+  const std::atomic<bool>* cancelled = nullptr;
+};
+
 // The address of INCCL_COMM_ID, "host:port" or "[IPv6]:port"; a name is looked up. Errors:
-// kInvalidUsage.
-Result<UniqueIdAddress> ResolveAddress(const std::string& text);
+// kInvalidUsage, kTimeout, kRemoteError (cancelled).
+Result<UniqueIdAddress> ResolveAddress(const std::string& text, const LookupLimits& limits);
 // If that is a loopback address: an error where the launcher says that ranks are on other hosts,
 // else a warning of rank 0, unless the text itself says so (a host may resolve its own name so).
 Status CheckReach(const std::string& text, const UniqueIdAddress& address,

@@ -153,8 +153,7 @@ void ReadTorch(Reader* r, Launcher* l) {
   if (!r->Has("MASTER_ADDR") || !r->Has("MASTER_PORT")) {
     if (!r->HasJobName()) r->Complain("MASTER_ADDR and MASTER_PORT, or INCCL_JOB, are not set");
   }
-  // A restart by the elastic agent is a new job.
-  r->AddToJob({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"});
+  r->AddToJob({"MASTER_ADDR", "MASTER_PORT"});
 }
 
 void ReadSlurm(Reader* r, Launcher* l) {
@@ -198,8 +197,10 @@ Result<Launcher> FindLauncher(const GetEnv& get) {
     bool present = true;
     for (const char* name : source.present) present = present && reader.Has(name);
     if (!present) continue;
-    launcher.job = launcher.kind + "\n";
-    reader.AddToJob({"INCCL_JOB"});
+    // A restart by the elastic agent is a new job, whoever has started the ranks within it.
+    reader.AddToJob({"INCCL_JOB", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"});
+    launcher.run = launcher.job;
+    launcher.job = launcher.kind + "\n" + launcher.run;
     source.read(&reader, &launcher);
     if (Status status = reader.Finish(); !status.ok()) return status;
     return launcher;

@@ -16,6 +16,7 @@ struct Launcher {
   std::string kind;  // "INCCL_RANK", "Open MPI", "torchrun", "PMI", "Slurm"
   int rank = 0;
   int nranks = 1;
+  std::string run;     // names the run on all of its hosts: INCCL_JOB, torchrun's run and restart
   std::string job;     // names the job on this host; equal for all of its ranks, not secret
   std::string secret;  // given by the launcher to the ranks only; may be empty
   // What shows that the job has ranks on other hosts; "": nothing does. They join at INCCL_COMM_ID.

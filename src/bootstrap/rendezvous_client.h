@@ -41,7 +41,6 @@ struct ClientOptions {
   Time patience = kPatience;                     // then a log line reports the missing rendezvous
   const std::atomic<bool>* cancelled = nullptr;  // true ends every wait within kCancelLag
 };
-inline constexpr Time kCancelLag = 50 * kMillisecond;
 
 class RendezvousClient {
  public:

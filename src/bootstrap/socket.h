@@ -24,6 +24,8 @@
 
 namespace inccl::bootstrap {
 
+inline constexpr Time kCancelLag = 50 * kMillisecond;  // until a wait ends that is cancelled
+
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;

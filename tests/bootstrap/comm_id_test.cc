@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // INCCL_COMM_ID: ranks of a launcher's job meet at an address, with a secret file.
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -49,7 +51,8 @@ class CommIdTest : public ::testing::Test {
   // secrets[r]: the secret file of rank r; "": none.
   static std::vector<Result<Mesh>> JoinAll(const std::string& address, int index,
                                            const std::vector<std::string>& secrets,
-                                           int timeout_ms = 20000 * kSlowness) {
+                                           int timeout_ms = 20000 * kSlowness,
+                                           const std::vector<std::string>& runs = {"", "", ""}) {
     std::vector<Result<Mesh>> meshes;
     for (int rank = 0; rank < kRanks; ++rank) meshes.emplace_back(InternalError("not run"));
     OnThreads(kRanks, [&](int rank) {
@@ -57,6 +60,7 @@ class CommIdTest : public ::testing::Test {
       launcher.kind = "test";
       launcher.rank = rank;
       launcher.nranks = kRanks;
+      launcher.run = runs[static_cast<size_t>(rank)];
       JoinOptions options = Options(rank, kRanks, timeout_ms);
       options.secret_file = secrets[static_cast<size_t>(rank)];
       options.socket_ifname = "lo";
@@ -89,6 +93,49 @@ TEST_F(CommIdTest, OnLoopbackTheSecretMayBeMissing) {
   const Baseline baseline;
   for (const Result<Mesh>& mesh : JoinAll(FreeAddress(), 0, {"", "", ""})) {
     EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  }
+}
+
+TEST_F(CommIdTest, WithoutASecretOtherUsersDoNotJoin) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const std::string address = FreeAddress();
+  const auto join = [&address](int rank) {
+    Launcher launcher;
+    launcher.kind = "test";
+    launcher.rank = rank;
+    launcher.nranks = kRanks;
+    return JoinAtAddress(address, launcher, 0, Options(rank, kRanks, 2 * kLimitMs)).status();
+  };
+  const pid_t stranger = fork();
+  if (stranger == 0) {
+    if (setgroups(0, nullptr) != 0 || setuid(65534) != 0) _exit(3);
+    _exit(join(1).ok() ? 1 : 0);
+  }
+  std::vector<Status> statuses(kRanks);
+  OnThreads(kRanks, [&](int rank) {
+    if (rank != 1) statuses[static_cast<size_t>(rank)] = join(rank);
+  });
+  int status = 0;
+  ASSERT_EQ(waitpid(stranger, &status, 0), stranger);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the stranger: " << status;
+  for (const int rank : {0, 2}) {
+    const Status& ours = statuses[static_cast<size_t>(rank)];
+    EXPECT_EQ(ours.code(), Code::kTimeout) << ours.message();
+    EXPECT_CONTAINS(ours.message(), "rank 1 of 3 did not arrive");
+  }
+}
+
+// Of torchrun: a rank of the run before must not meet those of the next one.
+TEST_F(CommIdTest, RestartsDoNotMeet) {
+  const std::string secret = Secret("known to both runs");
+  for (const std::string& file : {secret, std::string()}) {
+    const std::vector<Result<Mesh>> meshes =
+        JoinAll(FreeAddress(), 0, {file, file, file}, 2 * kLimitMs,
+                {"TORCHELASTIC_RESTART_COUNT=0\n", "TORCHELASTIC_RESTART_COUNT=0\n",
+                 "TORCHELASTIC_RESTART_COUNT=1\n"});
+    for (const Result<Mesh>& mesh : meshes) ASSERT_FALSE(mesh.ok()) << "secret: " << file;
+    EXPECT_CONTAINS(meshes[0].status().message(), "rank 2");
+    EXPECT_CONTAINS(meshes[1].status().message(), "rank 2");
   }
 }
 
@@ -161,6 +208,7 @@ TEST_F(CommIdTest, RankZeroSaysThatItsPortIsTaken) {
   Launcher launcher;
   launcher.nranks = kRanks;
   JoinOptions options = Options(0, kRanks, kLimitMs);
+  options.secret_file = Secret("known to this job only");
   options.patience = 50 * kMillisecond;
   const Result<Mesh> mesh = JoinAtAddress(address, launcher, 0, options);
   ASSERT_FALSE(mesh.ok());

@@ -223,12 +223,12 @@ TEST(LauncherTest, RanksOnOtherHostsAreNoted) {
 }
 
 TEST(InterfacesTest, ResolvesAddresses) {
-  const UniqueIdAddress v4 = bootstrap::ResolveAddress("192.0.2.7:4711").value();
+  const UniqueIdAddress v4 = bootstrap::ResolveAddress("192.0.2.7:4711", {}).value();
   EXPECT_EQ(bootstrap::SocketAddress::Tcp(v4).ToString(), "192.0.2.7:4711");
-  const UniqueIdAddress v6 = bootstrap::ResolveAddress("[2001:db8::7]:80").value();
+  const UniqueIdAddress v6 = bootstrap::ResolveAddress("[2001:db8::7]:80", {}).value();
   EXPECT_EQ(bootstrap::SocketAddress::Tcp(v6).ToString(), "[2001:db8::7]:80");
   for (const char* wrong : {"256.0.2.7:1", "[2001:db8::7:80"}) {
-    const Result<UniqueIdAddress> none = bootstrap::ResolveAddress(wrong);
+    const Result<UniqueIdAddress> none = bootstrap::ResolveAddress(wrong, {});
     ASSERT_FALSE(none.ok()) << wrong;
     EXPECT_EQ(none.status().code(), Code::kInvalidUsage);
     EXPECT_CONTAINS(none.status().message(), wrong);
