@@ -1,19 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // INCCL_COMM_ID: ranks of a launcher's job meet at an address, with a secret file.
+#include <dlfcn.h>
 #include <grp.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/interfaces.h"
+
+namespace inccl::test {
+std::atomic<bool> name_server_is_silent{false};
+}
+
+// In the place of the C library's: of a name that only a silent name server could know.
+extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* node,
+                                                                  const char* service,
+                                                                  const addrinfo* hints,
+                                                                  addrinfo** list) {
+  if (node != nullptr && std::strcmp(node, "silent.invalid") == 0 &&
+      (hints->ai_flags & AI_NUMERICHOST) == 0) {
+    while (inccl::test::name_server_is_silent) usleep(1000);
+    return EAI_AGAIN;
+  }
+  static const auto real =
+      reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  return real(node, service, hints, list);
+}
 
 namespace inccl::test {
 namespace {
@@ -137,6 +161,35 @@ TEST_F(CommIdTest, RestartsDoNotMeet) {
     EXPECT_CONTAINS(meshes[0].status().message(), "rank 2");
     EXPECT_CONTAINS(meshes[1].status().message(), "rank 2");
   }
+}
+
+TEST_F(CommIdTest, ASilentNameServerHoldsARankNoLongerThanItsLimitOrAnAbort) {
+  const Baseline baseline;
+  const auto join = [](int timeout_ms, const std::atomic<bool>* cancelled) {
+    Launcher launcher;
+    launcher.rank = 1;
+    launcher.nranks = kRanks;
+    JoinOptions options = Options(1, kRanks, timeout_ms);
+    options.cancelled = cancelled;
+    return JoinAtAddress("silent.invalid:4711", launcher, 0, options).status();
+  };
+  name_server_is_silent = true;
+  double start = Seconds();
+  const Status late = join(kLimitMs, nullptr);
+  EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
+  EXPECT_CONTAINS(late.message(), "rank 1/3: init: INCCL_COMM_ID=silent.invalid:4711: no name");
+  EXPECT_LT(Seconds() - start, 0.001 * kLimitMs + 2.0 * kSlowness);
+  std::atomic<bool> cancelled{false};
+  start = Seconds();
+  std::thread abort([&cancelled] {
+    usleep(100000);
+    cancelled = true;
+  });
+  const Status aborted = join(60000, &cancelled);
+  abort.join();
+  EXPECT_EQ(aborted.code(), Code::kRemoteError) << aborted.message();
+  EXPECT_LT(Seconds() - start, 2.0 * kSlowness);
+  name_server_is_silent = false;
 }
 
 TEST_F(CommIdTest, ElsewhereItIsRequired) {
