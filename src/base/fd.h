@@ -22,7 +22,6 @@ class UniqueFd {
 
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
-  int Release() { return std::exchange(fd_, -1); }
   void Reset(int fd = -1);
 
  private:

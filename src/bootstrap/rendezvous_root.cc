@@ -243,8 +243,6 @@ void Root::ReadFrom(Session* session) {
 }
 
 void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
-  // It waits for the failure, which a rank of this process receives last.
-  if (phase_ == Phase::kFailed && session->member()) return;
   switch (static_cast<MessageKind>(frame.kind)) {
     case MessageKind::kRegister:
       if (session->state == Session::State::kRegistering) return OnRegister(session, frame.body);
@@ -271,7 +269,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
       break;
     default: break;
   }
-  OnGone(session);
+  if (phase_ != Phase::kFailed || !session->member()) OnGone(session);  // else it is told last
 }
 
 void Root::OnRegister(Session* session, Bytes body) {
