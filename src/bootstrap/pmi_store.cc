@@ -73,6 +73,7 @@ void PmiStore::FinalizeAtExit() {
 
 void PmiStore::Finalize() {
   if (pid_ != getpid() || !IsStillOpen()) return;
+  Stop();
   (void)CatchOutOfMemory([&] {
     return Request("cmd=finalize", "finalize_ack",
                    {.deadline = SystemClock().Now() + kFinalizeLimit})

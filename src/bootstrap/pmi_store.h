@@ -20,6 +20,7 @@ class PmiStore final : public OrderedStore {
   // `fd` belongs to the process; an MPI library may use it, too, at other times. `begin`: whether
   // the server expects an init before other requests, as Slurm's does. Hydra's does not.
   PmiStore(int fd, bool begin) : fd_(fd), begin_(begin) {}
+  ~PmiStore() override { Stop(); }
   // Calls Finalize when the process exits.
   void FinalizeAtExit();
   // Hydra takes the end of a process that has made a request for a failure of the job, unless the

@@ -17,6 +17,7 @@ struct PmixProcess;
 class PmixStore final : public OrderedStore {
  public:
   PmixStore() = default;
+  ~PmixStore() override { Stop(); }
   const char* name() const override { return "PMIx"; }
 
  protected:

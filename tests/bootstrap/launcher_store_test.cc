@@ -162,8 +162,36 @@ TEST(PmiStoreTest, ARankThatDoesNotComeIsATimeout) {
   const Result<std::string> shared = store.Share("ab", Terms(0, 0, 200 * kMillisecond));
   EXPECT_EQ(shared.status().code(), Code::kTimeout);
   EXPECT_CONTAINS(shared.status().message(), "PMI: no answer of the launcher in time");
-  // An answer may still come, which would be taken for that of the next request.
-  EXPECT_EQ(store.Share("ab", Terms(0, 1)).status().code(), Code::kTimeout);
+  const Result<std::string> later = store.Share("ab", Terms(0, 1, 200 * kMillisecond));
+  EXPECT_EQ(later.status().code(), Code::kTimeout);
+  EXPECT_CONTAINS(later.status().message(), "to an earlier request");
+}
+
+// A creation that a rank gives up, or that comes too late, does not disable the store.
+TEST(PmiStoreTest, LaterValuesArriveAfterOneThatWasGivenUp) {
+  constexpr int kRanks = 3;
+  FakeLauncher launcher(kRanks);
+  OnThreads(kRanks, [&](int rank) {
+    PmiStore store(launcher.fd(rank), false);
+    std::atomic<bool> cancelled{false};
+    LauncherStore::Terms terms =
+        Terms(rank, 0, rank == 1 ? 50 * kMillisecond : 20 * kSecond * kSlowness);
+    terms.cancelled = &cancelled;
+    if (rank == 0) usleep(200000);  // until rank 1 has given up
+    std::thread abort([&] {
+      if (rank != 2) return;
+      usleep(50000);
+      cancelled = true;
+    });
+    EXPECT_EQ(store.Share("ab", terms).ok(), rank == 0);
+    abort.join();
+    for (int index = 1; index < 4; ++index) {
+      const std::string value = "cd" + std::to_string(index);
+      const Result<std::string> shared = store.Share(rank == 0 ? value : "", Terms(rank, index));
+      ASSERT_TRUE(shared.ok()) << shared.status().message();
+      EXPECT_EQ(*shared, value);
+    }
+  });
 }
 
 TEST(PmiStoreTest, CancellingEndsTheWait) {
