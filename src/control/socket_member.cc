@@ -255,8 +255,10 @@ void SocketMember::Beat(Time now) {
     {
       const MutexLock lock(&out_mutex_);
       if (!connection.open || connection.departed) continue;
-      // Data that still waits to be written replaces a heartbeat.
-      if (!leaving_ && connection.queued() == 0) Enqueue(&connection, kHeartbeat, {});
+      // Data that still waits to be written, or to be read, replaces a heartbeat.
+      if (!leaving_ && connection.queued() == 0 && !HasUnread(connection)) {
+        Enqueue(&connection, kHeartbeat, {});
+      }
     }
     if (now - connection.heard > options_.dead_after)
       EndSilent(&connection, now - connection.heard);

@@ -85,6 +85,9 @@ class SocketMember final : public Member {
   void EndBroken(Connection* connection) INCCL_REQUIRES(dispatch_mutex_);
   void EndSilent(Connection* connection, Time silence) INCCL_REQUIRES(dispatch_mutex_);
   void Beat(Time now) INCCL_REQUIRES(dispatch_mutex_);
+  // Over a unix socket: the peer has not read all that it got. A few hundred frames fill the
+  // socket, and the last one must fit.
+  static bool HasUnread(const Connection& connection);
   template <typename Function>
   void TellHandler(Function&& function) INCCL_REQUIRES(dispatch_mutex_) INCCL_EXCLUDES(out_mutex_) {
     const Status status = CatchOutOfMemory([&] {

@@ -147,6 +147,11 @@ bool SocketMember::Flushed() const {
                      [](const Connection& c) { return !c.open || c.broken || c.queued() == 0; });
 }
 
+bool SocketMember::HasUnread(const Connection& connection) {
+  int bytes = 0;
+  return !connection.seal && ioctl(connection.fd.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
 bool SocketMember::Acknowledged() const {
   return std::all_of(connections_.begin(), connections_.end(), [](const Connection& c) {
     int bytes = 0;  // that the peer's machine has not acknowledged

@@ -242,6 +242,46 @@ TEST_F(SilenceTest, Row02_RanksThatWereStoppedAccuseNoPeer) {
   }
 }
 
+// A rank that a debugger holds reads nothing. What it gets meanwhile leaves room for the news that
+// one of the others has left in order.
+TEST_F(SilenceTest, Row12_WhoLeavesWhileARankIsStoppedHasLeftInOrder) {
+  ForRow("12");
+  Start("stopped", [](const Side& side) {
+    ccl_config_t config = CCL_CONFIG_INIT;
+    config.heartbeat_ms = 1;
+    config.dead_ms = -1;
+    ccl_comm_t comm = nullptr;
+    if (side.Init(&comm, config) != CCL_SUCCESS) return 10;
+    float x = 1;
+    EXPECT_EQ(ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr), CCL_SUCCESS);
+    side.mine().stage = 1;
+    EXPECT_TRUE(side.Await(0, 2));  // the test has stopped rank 1 and let time pass
+    if (side.rank() != 0) {
+      EXPECT_TRUE(side.Await(0, 3));
+      usleep(100000);  // rank 0 has gone
+      const ccl_result_t result = side.rank() == kVictim
+                                      ? ccl_recv(&x, 1, CCL_FLOAT32, 2, comm, nullptr)
+                                      : ccl_send(&x, 1, CCL_FLOAT32, kVictim, comm, nullptr);
+      EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+    }
+    EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    if (side.rank() == 0) side.mine().stage = 3;
+    return 0;
+  });
+  for (Running& running : worlds()) {
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(running.world->side(0).Await(rank, 1));
+    running.world->Kill(kVictim, SIGSTOP);
+  }
+  usleep(1500000);  // a thousand heartbeats
+  for (Running& running : worlds()) running.world->report(0).stage = 2;
+  for (Running& running : worlds()) EXPECT_TRUE(running.world->side(0).Await(0, 3));
+  for (Running& running : worlds()) running.world->Kill(kVictim, SIGCONT);
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    running.world->ExpectAllExited();
+  }
+}
+
 TEST_F(SilenceTest, Row03_APeerThatExitsInsideACall) {
   ForRow("3");
   for (const char* point :
