@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -101,6 +102,34 @@ TEST_F(TcpConnect, PairsConnectAtTheirFirstLane) {
   const auto there = end(3)->OpenRecv(SpecOf(1, 3, 1)).value();
   SendByte(back.get(), there.get(), 6);
   EXPECT_EQ(CountFds(), before + 2 * kSockets);
+}
+
+// A firewall between hosts forgets a connection that is idle for minutes, as while a model is
+// evaluated; both ends probe before.
+TEST_F(TcpConnect, IdleConnectionsAreProbed) {
+  constexpr int kSockets = 2;
+  Make(2, kSockets);
+  const auto send = end(0)->OpenSend(SpecOf(0, 1)).value();
+  const auto recv = end(1)->OpenRecv(SpecOf(0, 1)).value();
+  SendByte(send.get(), recv.get(), 1);
+  const auto option = [](int fd, int level, int name) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    return getsockopt(fd, level, name, &value, &size) == 0 ? value : -1;
+  };
+  const auto probed = [&] {
+    int sockets = 0;
+    for (int fd = 0; fd < 1024; ++fd) {
+      if (option(fd, SOL_SOCKET, SO_DOMAIN) != AF_INET ||
+          option(fd, SOL_SOCKET, SO_ACCEPTCONN) != 0)
+        continue;
+      sockets += option(fd, SOL_SOCKET, SO_KEEPALIVE) == 1 ? 1 : 0;
+      EXPECT_LE(option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 60);
+      EXPECT_LE(option(fd, IPPROTO_TCP, TCP_KEEPINTVL) * option(fd, IPPROTO_TCP, TCP_KEEPCNT), 60);
+    }
+    return sockets == 2 * kSockets;
+  };
+  EXPECT_TRUE(PollUntil(probed));
 }
 
 // With its last connection a rank has no listener any more.

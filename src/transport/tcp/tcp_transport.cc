@@ -27,6 +27,9 @@ using tcp::PeerLink;
 constexpr Time kCloseLimit = kSecond;
 // Bytes that wait in the kernel beyond what is on its way; more would delay credits.
 constexpr int kNotSentBytes = 256 * 1024;
+// Firewalls forget connections that are idle for minutes. TCP probes them before, and finds within
+// 50 s that nothing comes back.
+constexpr int kProbeAfterSeconds = 20, kProbeEachSeconds = 5, kProbes = 6;
 constexpr int kEventsAtOnce = 64;
 constexpr int kIdlePolls = 256;  // a rank that sleeps arms before (WaitPolicy)
 
@@ -50,6 +53,10 @@ Status ToStream(int fd) {
   }
   // Not everywhere possible, and not necessary.
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes, sizeof kNotSentBytes);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kProbeAfterSeconds, sizeof kProbeAfterSeconds);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeEachSeconds, sizeof kProbeEachSeconds);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
   return Status::Ok();
 }
 
