@@ -4,6 +4,7 @@
 // calls all learn who differs, the death of a rank ends the others' calls, and nothing hangs.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "api/world.h"
+#include "world/baseline.h"
 
 namespace inccl::test {
 namespace {
@@ -362,6 +364,40 @@ TEST(DeathTest, PeerThatLeavesWithoutTakingPart) {
     EXPECT_NE(std::string(ccl_get_last_error(comm)).find("peer 1@"), std::string::npos)
         << ccl_get_last_error(comm);
   });
+}
+
+// Whatever has ended it.
+TEST(DeathTest, ACommunicatorThatFailedHoldsNothing) {
+  const auto lives = [](int times) {
+    for (int life = 0; life < times; ++life) {
+      RunThreads(2, [life](int rank, ccl_comm_t comm) {
+        ASSERT_EQ(Sum(comm, 10, CCL_FLOAT32, CCL_SUM), CCL_SUCCESS);
+        switch (life % 3) {
+          case 0:  // the ranks differ
+            EXPECT_EQ(Sum(comm, rank == 0 ? 5000 : 5001, CCL_FLOAT32, CCL_SUM), CCL_INVALID_USAGE);
+            break;
+          case 1:  // a rank is late
+            if (rank == 0) {
+              EXPECT_EQ(ccl_comm_set_timeout(comm, 50), CCL_SUCCESS);
+              EXPECT_EQ(Sum(comm, 5000, CCL_FLOAT32, CCL_SUM), CCL_TIMEOUT);
+            } else {
+              usleep(100000 * kSlowness);
+            }
+            break;
+          default: EXPECT_EQ(ccl_comm_revoke(comm), CCL_SUCCESS);
+        }
+      });
+    }
+  };
+  for (const char* transport : ThreadTransports()) {
+    SCOPED_TRACE(transport);
+    const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
+    lives(6);  // what the process makes once
+    // asan keeps what is freed
+    Baseline baseline(kSanitized ? Baseline::kAnyRss : 4096);
+    lives(30);
+    EXPECT_EQ(baseline.Difference(10), "");
+  }
 }
 
 TEST(InitTest, MissingRanksAreNamed) {
