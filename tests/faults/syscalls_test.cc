@@ -24,7 +24,7 @@ constexpr int kRanks = 2, kCalls = 2;
 const double kShortInit = 0.4 * Slowness();
 // With INCCL_TEST_EXHAUSTIVE set: every n; else at most so many of each function, at random.
 // INCCL_TEST_CASE: only cases whose description contains this; INCCL_TEST_TRACE: where they hit.
-constexpr size_t kMostPerFunction = kSanitized ? 6 : 16;
+constexpr size_t kMostPerFunction = kSanitized ? 3 : 16;
 constexpr size_t kMostElsewhere = 2;  // over other transports than shared memory
 
 struct Case {

@@ -29,12 +29,15 @@ constexpr int kSkipped = 77;
     "ExecutorSimTest.DroppedPayloadsNeverBecomeAResult",
     "ExecutorSimTest.MoreReadersThanOneStepWritesTo",
     "ExecutorSimTest.RevokedMemoryNeverBecomesAResult",
+    "FailureTest.KilledAtAnyMoment",
     "HostSums.AllReduceIsThreeCollectives",
     "HostsTest.CompressedResultsHaveTheBitsOfOneHost",
+    "MismatchTest.ProcessesAllLearnWhoDiffers",
     "RepeatsTest.EveryOrderOfKindsHasExactResults",
     "SegmentsTest.AsProcesses",
     // Waits and computes, with little of the library.
     "InterfaceTest.AnAddressThatBothHostsHaveIsNamedWithTheVariable",
+    "NetworkTest.ASilentPartitionFailsOnBothSides",
     "ProcessWorldTest.SeesWhatIsLeftBehind",
     "SlotMemoryOnHostsTest.NoRankHasMoreLanesThanTheQuickCheckAssumes",
     // Proofs, which need no sanitizer.
