@@ -395,7 +395,7 @@ TEST(DeathTest, ACommunicatorThatFailedHoldsNothing) {
     lives(6);  // what the process makes once
     // asan keeps what is freed
     Baseline baseline(kSanitized ? Baseline::kAnyRss : 4096);
-    lives(30);
+    lives(kSanitized ? 6 : 30);
     EXPECT_EQ(baseline.Difference(10), "");
   }
 }

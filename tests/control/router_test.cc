@@ -220,6 +220,39 @@ TEST(RouterTest, AllMessagesArriveOnceAndInOrder) {
   }
 }
 
+TEST(RouterTest, EachOfSeveralMessagesIsAcknowledged) {
+  Rng rng(TestSeed());
+  Network network(8);
+  int far = 1;
+  while (network.graph.Linked(0, far)) ++far;
+  for (uint64_t i = 0; i < 3; ++i) {
+    network.routers[0]->Send(far, 7, Number(i), network.now);
+    EXPECT_FALSE(network.routers[0]->acknowledged());
+    network.Run(&rng);
+    EXPECT_TRUE(network.routers[0]->acknowledged()) << i;
+  }
+}
+
+// No path leads to it any more.
+TEST(RouterTest, ARankWhoseNeighboursAreGoneIsLostUnlessTheyLeftInOrder) {
+  Rng rng(TestSeed());
+  for (const Router::End end : {Router::End::kLeft, Router::End::kClosed}) {
+    constexpr int kRanks = 20, kAlone = 9;
+    Network network(kRanks);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (network.graph.Linked(kAlone, rank)) network.Leave(rank, end);
+    }
+    network.Run(&rng);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == kAlone || network.gone.contains(rank)) continue;
+      int times = 0;
+      const Router::End found = network.EndAt(rank, kAlone, &times);
+      EXPECT_EQ(times, end == Router::End::kLeft ? 0 : 1) << rank;
+      EXPECT_TRUE(times == 0 || found == Router::End::kCutOff) << rank;
+    }
+  }
+}
+
 TEST(RouterTest, AFloodTakesTwoFramesPerConnectionAtMost) {
   Rng rng(TestSeed());
   Network network(32);

@@ -126,6 +126,7 @@ TEST_F(SharedPiecesTest, AreFound) {
   EXPECT_EQ(pieces_.Find(&here, 1).id, 0u);
   EXPECT_EQ(pieces_.Find(first, share.bytes).id, share.id);
   EXPECT_EQ(pieces_.Find(first, share.bytes + 1).id, 0u);
+  EXPECT_EQ(pieces_.Find(first + 10, share.bytes).id, 0u);
   EXPECT_EQ(pieces_.Find(first + share.bytes, 0).id, 0u);
   EXPECT_EQ(pieces_.Find(device_.Allocate(100), 100).id, 0u) << "it is the application's";
   EXPECT_EQ(device_.shared, 2u);

@@ -146,6 +146,11 @@ TEST(CallConfigTest, WrongOnesAreInvalidArgumentsThatTheTextNames) {
   option.key.vendor_id = 1;
   option.next = &option;
   expect_wrong(CallConfig(&option), "circular");
+  std::vector<nccl::ConfigExt> options(1024, option);  // as many as may be
+  for (size_t i = 0; i < options.size(); ++i) {
+    options[i].next = i + 1 < options.size() ? &options[i + 1] : nullptr;
+  }
+  EXPECT_EQ(call(CallConfig(options.data())), kSuccess) << ncclGetLastError(nullptr);
   CollConfig config = CallConfig(nullptr);
   config.magic = 1;
   expect_wrong(config, "NCCL_COLLCONFIG_INITIALIZER");
