@@ -88,6 +88,7 @@ class CollectiveRunner {
   Status RunRounds(const Call& call, uint64_t signature, ccl_compression_stats_t* stats);
   Status RunRound(const Call& inner, bool below_min_bytes, uint64_t signature);
   PlanCache* PlansOf(HostSums::Group group);
+  AlgorithmFilter FilterOf(HostSums::Group group) const;
   Status RunPart(const HostSums::Part& part, uint64_t signature);
   // Drives the request from CodecState::Begin to Finish.
   Status RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan, CodecState* state,

@@ -51,7 +51,7 @@ Status CollectiveRunner::RunOnHosts(const Call& call) {
     PlanCache* const plans = PlansOf(part.group);
     if (part.call.nranks == 1 || plans->Find(part.call, false) != nullptr) continue;
     const Result<Choice> choice =
-        Choose(Tuned(part.call, false, plans->hosts()), AlgorithmFilter(), options_.tuner_table);
+        Choose(Tuned(part.call, false, plans->hosts()), FilterOf(part.group), options_.tuner_table);
     if (!choice.ok()) return choice.status();  // before the call has an effect
   }
   uint64_t signature = 0;
@@ -101,6 +101,12 @@ PlanCache* CollectiveRunner::PlansOf(HostSums::Group group) {
   return group == HostSums::Group::kHost ? &host_plans_->inside : &host_plans_->between;
 }
 
+// Calls of all ranks share their plans with the user's, so these must be the same, whichever is
+// made first.
+AlgorithmFilter CollectiveRunner::FilterOf(HostSums::Group group) const {
+  return group == HostSums::Group::kAll ? options_.algorithms : AlgorithmFilter();
+}
+
 Status CollectiveRunner::RunPart(const HostSums::Part& part, uint64_t signature) {
   const Call& call = part.call;
   if (call.nranks == 1) {  // alone on its host
@@ -112,7 +118,7 @@ Status CollectiveRunner::RunPart(const HostSums::Part& part, uint64_t signature)
   const PlanCache::Plan* plan = plans->Find(call, false);
   if (plan == nullptr) {
     const Result<Choice> choice =
-        Choose(Tuned(call, false, plans->hosts()), AlgorithmFilter(), options_.tuner_table);
+        Choose(Tuned(call, false, plans->hosts()), FilterOf(part.group), options_.tuner_table);
     if (!choice.ok()) return choice.status();
     Result<PlanCache::Plan> made = plans->Make(call, *codec, *choice, false);
     if (!made.ok()) return made.status();

@@ -101,6 +101,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
                                        filter.status().message()));
   }
   comm->algorithms = *filter;
+  *algorithm_text = filter->text();
   if (!env.tuner_file.empty()) {
     Result<TunerTable> table = TunerTable::Load(env.tuner_file);
     if (!table.ok()) {

@@ -161,6 +161,24 @@ TEST(HbiBounds, StatisticsCount) {
   }
 }
 
+// Back from a rotation, elements are added up before they are divided.
+TEST(HbiBounds, SumsOfManyRotatedRanksMayLeaveFp32) {
+  constexpr int kRanks = 520;
+  constexpr size_t kCount = 256;
+  std::vector<std::vector<float>> inputs(kRanks, std::vector<float>(kCount)), outputs = inputs;
+  std::vector<std::byte*> in, out;
+  for (size_t r = 0; r < kRanks; ++r) {
+    inputs[r][0] = 0x1p115F;
+    in.push_back(reinterpret_cast<std::byte*>(inputs[r].data()));
+    out.push_back(reinterpret_cast<std::byte*>(outputs[r].data()));
+  }
+  HbiDriver driver("hbi:bits=8,rht=1,ag=exact", kRanks, DataType::kFloat32, ReduceOp::kSum, kCount);
+  driver.Run(Way::kTwoShot, 256, in, out);
+  CodecStats stats;
+  driver.state(0).Finish(&stats);
+  EXPECT_LE(std::abs(double{outputs[0][0]} - kRanks * 0x1p115), stats.error_bound);
+}
+
 // What is finite but not zero, and zero or not finite where it is coded, has a bound.
 TEST(HbiBounds, WhatFp32DoesNotHold) {
   struct Extreme {

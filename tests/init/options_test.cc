@@ -166,6 +166,16 @@ TEST_F(OptionsTest, TheConfigTakesPrecedenceOverTheEnvironment) {
   ExpectWrong(config, "INCCL_ALGO (environment)");
 }
 
+TEST_F(OptionsTest, RanksMayWriteTheSameAlgorithmsDifferently) {
+  Set("INCCL_ALGO", "ring,tree");
+  const std::string here = Resolved().agreement;
+  Set("INCCL_ALGO", " Ring, tree");
+  EXPECT_EQ(Resolved().agreement, here);
+  ccl_config_t config = Default();
+  config.algorithm = "RING,Tree";
+  EXPECT_EQ(Resolved(config).agreement, here);
+}
+
 // Ranks that differ in one of these must not go on; ranks may differ in the others.
 TEST_F(OptionsTest, TheAgreementHasWhatAllRanksMustAgreeOn) {
   const std::string here = Resolved().agreement;

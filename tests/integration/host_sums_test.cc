@@ -179,6 +179,37 @@ TEST(HostSums, AllReduceIsThreeCollectives) {
   }
 }
 
+// What all ranks share of such a call has the plan of a plain call, whichever of the two is made
+// first on a rank. Plans of codecs, which have other addresses on each rank, replace others.
+TEST(HostSums, PlainCallsBetweenHaveTheAlgorithmThatIsAdmitted) {
+  for (const char* algorithm : {"ring", "hierarchical", "direct_one_shot"}) {
+    SCOPED_TRACE(algorithm);
+    const ScopedEnv env({{"INCCL_ALGO", algorithm}, {"INCCL_OP_TIMEOUT_MS", "10000"}});
+    RunHosts("aab", [](const Side& side, ccl_comm_t comm) {
+      Rng rng(TestSeed() + static_cast<uint64_t>(side.rank()));
+      std::vector<std::string> between;  // allocations
+      std::vector<float> x(2000);
+      for (int i = 0; i < 40 && !testing::Test::HasFailure(); ++i) {
+        for (uint64_t k = rng.Below(6); k > 0; --k) between.emplace_back(40 + rng.Below(400), 'x');
+        const auto compressed = [&](const char* spec, size_t count) {
+          EXPECT_EQ(Compressed(Collective::kAllReduce, spec, kSeed, x.data(), x.data(), count,
+                               CCL_FLOAT32, CCL_SUM, comm)
+                        .result,
+                    CCL_SUCCESS)
+              << ccl_get_last_error(comm);
+        };
+        compressed("hbi:bits=6,local=fp32", 1000);
+        compressed("bf16", 2000);
+        std::fill(x.begin(), x.end(), static_cast<float>(side.rank() + 1));
+        ASSERT_EQ(ccl_allreduce(x.data(), x.data(), 232, CCL_FLOAT32, CCL_SUM, comm, nullptr),
+                  CCL_SUCCESS)
+            << ccl_get_last_error(comm);
+        for (size_t e = 0; e < 232; ++e) ASSERT_EQ(x[e], 6) << e;
+      }
+    });
+  }
+}
+
 TEST(HostSums, ReduceScatter) {
   for (const std::string hosts : {"aabb", "aaabbb", "aabbcc"}) {
     for (const size_t count : {size_t{1}, size_t{5000}}) {

@@ -464,6 +464,21 @@ assert b"peer 0" in nccl.ncclGetLastError(comm), nccl.ncclGetLastError(comm)
         # The communicator has no name.
         self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,0,dp* -> bf16")[0], "True True True")
 
+    def test_a_policy_in_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "policy")
+            with open(path, "w") as file:
+                file.write("# rules; ask before a change\n  # -> gzip\nallreduce,float32,4K -> bf16; *,*,0 -> none\n")
+            self.assertEqual(self.policy(INCCL_NCCL_POLICY_FILE=path)[0], "False True True")
+            with open(path, "a") as file:  # as long as may be
+                file.write("#" * (16383 - os.path.getsize(path)))
+            self.assertEqual(self.policy(INCCL_NCCL_POLICY_FILE=path)[0], "False True True")
+            out, _ = self.policy(INCCL_NCCL_POLICY_FILE=path + "2")
+            self.assertIn("No such file", out)
+            fifo = os.path.join(folder, "fifo")
+            os.mkfifo(fifo)  # nobody writes into it
+            self.assertEqual(self.policy(INCCL_NCCL_POLICY_FILE=fifo, NCCL_CONF_FILE=fifo)[0], "True True True")
+
     def test_a_wrong_rule_is_an_error_of_the_first_communicator(self):
         for wrong in ("allreduce", "sum,*,0->bf16", "*,int32,0->bf16", "*,*,1X->bf16", "*,*,0->gzip"):
             out, err = self.policy(INCCL_NCCL_POLICY=wrong)

@@ -128,6 +128,8 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
   // Back from a rotation an element takes a sixteenth of each of 256 errors, and its magnitude is
   // below 16 times that of the rotated ones.
   if (planner.config().rht) {
+    // It adds up 256 of them before it divides.
+    if (kSpread * kSpread * (sum_limit + error) >= 0x1p128) return kInfinity;
     error = kSpread * error + kSpread * (sum_limit + error) * kRotations + 0x1p-120;
     sum_limit *= kSpread;
   }

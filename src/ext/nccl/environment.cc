@@ -2,11 +2,14 @@
 #include "ext/nccl/environment.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <initializer_list>
 
@@ -36,7 +39,6 @@ constexpr Same kSame[] = {
 // where
 // '#' at the start of a line begins a comment.
 constexpr const char* kSystemFile = "/etc/nccl.conf";
-constexpr size_t kMostFileBytes = 64 * 1024;
 
 struct File {
   char* text;  // each line ends with '\0'
@@ -53,10 +55,12 @@ const char* FromEnvironment(const char* name) {
 
 // A file that is not there, or without memory for it, has no lines.
 void Read(const char* path, File* into) {
-  FILE* const file = fopen(path, "re");
+  FILE* const file = OpenToRead(path);
   if (file == nullptr) return;
-  if (auto* const text = static_cast<char*>(malloc(kMostFileBytes + 1)); text != nullptr) {
-    into->bytes = fread(text, 1, kMostFileBytes, file);
+  struct stat info {};
+  const size_t most = fstat(fileno(file), &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
+  if (auto* const text = static_cast<char*>(malloc(most + 1)); text != nullptr) {
+    into->bytes = fread(text, 1, most, file);
     text[into->bytes] = '\0';
     for (size_t i = 0; i < into->bytes; ++i) {
       if (text[i] == '\n' || text[i] == '\r') text[i] = '\0';
@@ -103,6 +107,13 @@ bool ToDecimal(const Same& same, const char* value, char (&text)[32]) {
 }
 
 }  // namespace
+
+FILE* OpenToRead(const char* path) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  FILE* const file = fd < 0 ? nullptr : fdopen(fd, "r");
+  if (fd >= 0 && file == nullptr) close(fd);
+  return file;
+}
 
 const char* Variable(const char* name) {
   if (const char* const value = FromEnvironment(name); value != nullptr) return value;

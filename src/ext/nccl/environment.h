@@ -5,6 +5,8 @@
 #ifndef INCCL_EXT_NCCL_ENVIRONMENT_H_
 #define INCCL_EXT_NCCL_ENVIRONMENT_H_
 
+#include <stdio.h>
+
 #include "ext/nccl/library.h"
 
 namespace inccl::nccl {
@@ -12,6 +14,9 @@ namespace inccl::nccl {
 // The value of a variable: of the environment, else of the file that NCCL_CONF_FILE names, else
 // ~/.nccl.conf, or of /etc/nccl.conf; nullptr if it is not set or empty.
 const char* Variable(const char* name);
+
+// Opens a file of settings; nullptr and errno if it cannot. Does not wait for the writer of a FIFO.
+FILE* OpenToRead(const char* path);
 
 // Gives libinccl the values that NCCL's variables imply. The environment's INCCL_ variables
 // override them. Called once.

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "ext/nccl/communicators.h"
+#include "ext/nccl/environment.h"
 #include "ext/nccl/error.h"
 #include "ext/nccl/log.h"
 #include "ext/nccl/report.h"
@@ -134,14 +135,14 @@ const char* ParseRule(char* text, const Library& library, Rule* rule) {
   return library.get_last_error(nullptr);
 }
 
-void Parse(char* text, const Library& library) {
-  for (char* line; (line = strsep(&text, ";\n")) != nullptr;) {
-    line = Trim(line);
-    if (line[0] == '\0' || line[0] == '#') continue;
+void ParseLine(char* line, const Library& library) {
+  for (char* rule; !broken && (rule = strsep(&line, ";")) != nullptr;) {
+    rule = Trim(rule);
+    if (rule[0] == '\0' || rule[0] == '#') continue;
     char whole[256];
-    snprintf(whole, sizeof whole, "%s", line);
+    snprintf(whole, sizeof whole, "%s", rule);
     const char* const wrong =
-        rule_count == kMostRules ? "is one too many" : ParseRule(line, library, &rules[rule_count]);
+        rule_count == kMostRules ? "is one too many" : ParseRule(rule, library, &rules[rule_count]);
     if (wrong != nullptr) {
       Warn("INCCL_NCCL_POLICY: the rule \"%s\" %s", whole, wrong);
       broken = true;
@@ -151,17 +152,28 @@ void Parse(char* text, const Library& library) {
   }
 }
 
+void Parse(char* text, const Library& library) {
+  for (char* line; !broken && (line = strsep(&text, "\n")) != nullptr;) {
+    line = Trim(line);
+    if (line[0] != '#') ParseLine(line, library);
+  }
+}
+
 bool ReadFile(const char* path) {
-  FILE* const file = fopen(path, "re");
+  FILE* const file = OpenToRead(path);
   if (file == nullptr) return false;
   const size_t bytes = fread(texts, 1, sizeof texts - 1, file);
-  const bool whole = ferror(file) == 0 && feof(file) != 0;
+  errno = EFBIG;
+  const bool whole = ferror(file) == 0 && fgetc(file) == EOF;
   fclose(file);
   texts[bytes] = '\0';
   return whole;
 }
 
+pid_t reporter = 0;
+
 void Report() {
+  if (getpid() != reporter) return;  // a child of fork()
   char title[512];
   for (int i = 0; i < rule_count; ++i) {
     snprintf(title, sizeof title, "rule %d -> %s", i + 1, rules[i].codec_text);
@@ -185,8 +197,8 @@ void ReadPolicy(Library* library) {
     snprintf(texts, sizeof texts, "%s", policy);
   } else if (path != nullptr && path[0] != '\0') {
     if (!ReadFile(path)) {
-      Warn("INCCL_NCCL_POLICY_FILE: %s cannot be read, or has more than %zu bytes", path,
-           sizeof texts - 1);
+      Warn("INCCL_NCCL_POLICY_FILE: %s cannot be read (at most %zu bytes): %s", path,
+           sizeof texts - 1, strerror(errno));
       broken = true;
       return;
     }
@@ -194,6 +206,7 @@ void ReadPolicy(Library* library) {
   Parse(texts, *library);
   if (broken) return;
   library->looks = rule_count > 0 || Logging();
+  reporter = getpid();
   if (Logging()) (void)atexit(Report);
 }
 
