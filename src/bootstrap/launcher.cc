@@ -197,7 +197,7 @@ Result<Launcher> FindLauncher(const GetEnv& get) {
     bool present = true;
     for (const char* name : source.present) present = present && reader.Has(name);
     if (!present) continue;
-    // A restart by the elastic agent is a new job, whoever has started the ranks within it.
+    // torchrun's agent restarts ranks under any launcher, and each restart is a job of its own.
     reader.AddToJob({"INCCL_JOB", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"});
     launcher.run = launcher.job;
     launcher.job = launcher.kind + "\n" + launcher.run;

@@ -24,13 +24,10 @@ Result<std::string> OrderedStore::Share(const std::string& value, const Terms& t
   const MutexLock lock(&mutex_);
   if (!broken_.ok()) return broken_;
   turns_.emplace(terms.index, turn);
-  if (!busy_ && terms.index == next_) {
+  if (!busy_ && turns_.contains(next_)) {
     if (thread_.joinable()) thread_.join();  // it has taken the turns that there were
     Result<std::thread> thread = StartThread("inccl-store", [this] { TakeTurns(); });
-    if (!thread.ok()) {
-      turns_.erase(terms.index);
-      return thread.status();
-    }
+    if (!thread.ok()) return thread.status();  // the next call starts it, for this turn, too
     thread_ = *std::move(thread);
     busy_ = true;
   }

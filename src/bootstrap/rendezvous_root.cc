@@ -269,7 +269,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
       break;
     default: break;
   }
-  if (phase_ != Phase::kFailed || !session->member()) OnGone(session);  // else it is told last
+  if (phase_ != Phase::kFailed || !session->member()) OnGone(session);  // else Dismiss comes
 }
 
 void Root::OnRegister(Session* session, Bytes body) {

@@ -17,7 +17,7 @@ namespace {
 
 // For the last messages and slices of a communicator to reach the peers' machines: some
 // retransmissions. After a failure only reports are on their way, and a peer may be unreachable.
-constexpr Time kDisconnectLimitAfterFailure = 400 * kMillisecond;
+constexpr Time kDisconnectLimit = 2 * kSecond, kDisconnectLimitAfterFailure = 400 * kMillisecond;
 constexpr Time kQuiesceLimit = kSecond, kQuiesceLimitAfterFailure = 200 * kMillisecond;
 constexpr size_t kCopiesOfAStep = 2;  // host copies of a slice in device memory: CopyIn and CopyOut
 constexpr Time kCauseLimit = 200 * kMillisecond;
@@ -97,11 +97,9 @@ Communicator::~Communicator() {
   sticky_error_.WaitNotified();
   AwaitDelivery();
   const bool failed = sticky_error_.failed();
-  // A peer takes the news that this rank leaves unless it is dead, which the control plane finds
-  // out: without it this rank would be the dead one.
   if (control_ != nullptr) {
     control_->Close(SystemClock().Now() +
-                    (failed ? kDisconnectLimitAfterFailure : liveness_.op_timeout()));
+                    (failed ? kDisconnectLimitAfterFailure : kDisconnectLimit));
   }
   FAULT_POINT("destroy.after_disconnect");
   ends_.transport->Quiesce(SystemClock().Now() +

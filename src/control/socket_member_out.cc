@@ -22,6 +22,12 @@ using bootstrap::IoResult;
 constexpr Time kLongestFlush = 3600 * kSecond;
 constexpr Time kLongestWait = kSecond;  // for far ranks, of which one may be stopped
 
+// What the peer has not read (unix sockets), or its machine not acknowledged (TCP).
+int BytesOut(int fd) {
+  int bytes = 0;
+  return ioctl(fd, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
 }  // namespace
 
 bool SocketMember::CanSend(uint8_t kind, std::span<const std::byte> body) const {
@@ -148,14 +154,12 @@ bool SocketMember::Flushed() const {
 }
 
 bool SocketMember::HasUnread(const Connection& connection) {
-  int bytes = 0;
-  return !connection.seal && ioctl(connection.fd.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+  return !connection.seal && BytesOut(connection.fd.get()) > 0;
 }
 
 bool SocketMember::Acknowledged() const {
   return std::all_of(connections_.begin(), connections_.end(), [](const Connection& c) {
-    int bytes = 0;  // that the peer's machine has not acknowledged
-    return !c.open || c.broken || !c.seal || ioctl(c.fd.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+    return !c.open || c.broken || !c.seal || BytesOut(c.fd.get()) == 0;
   });
 }
 

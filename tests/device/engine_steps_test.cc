@@ -14,6 +14,7 @@
 
 #include "compress/identity_codec.h"
 #include "engine/device_engine.h"
+#include "engine/device_slots.h"
 #include "fakes/fake_device.h"
 #include "transport/loopback/loopback.h"
 #include "world/error_format.h"
@@ -119,6 +120,21 @@ class EngineStepsTest : public ::testing::Test {
   ToldState state_;
   std::byte *input_ = nullptr, *output_ = nullptr;
 };
+
+TEST_F(EngineStepsTest, ACopyDoesNotCrossTheEndOfTheSlots) {
+  DeviceSlots slots(&device_, 1, ends_[0].get());
+  size_t most = kBytes, more = size_t{1} << 32;
+  ASSERT_TRUE(slots.Copies(slot_, most));
+  ASSERT_FALSE(slots.Copies(slot_, more));
+  while (more - most > 1) {
+    const size_t middle = most + (more - most) / 2;
+    (slots.Copies(slot_, middle) ? most : more) = middle;
+  }
+  for (const size_t offset : {size_t{1}, size_t{64}, most - 1}) {
+    EXPECT_TRUE(slots.Copies(slot_ + offset, most - offset)) << offset;
+    EXPECT_FALSE(slots.Copies(slot_ + offset, most - offset + 1)) << offset;
+  }
+}
 
 TEST_F(EngineStepsTest, KernelsRunBetweenTheTwoHalves) {
   std::vector<Term> outputs = {Sum(slot_, 1)};

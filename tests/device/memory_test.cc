@@ -136,6 +136,12 @@ TEST_F(SharedPiecesTest, AreFound) {
   EXPECT_TRUE(pieces_.Free(second));
 }
 
+TEST_F(SharedPiecesTest, MayBeAsSmallAsTheDeviceShares) {
+  std::byte* const smallest = Allocate(device_.ShareGranularity());
+  EXPECT_NE(pieces_.Find(smallest, 1).id, 0u);
+  EXPECT_TRUE(pieces_.Free(smallest));
+}
+
 TEST_F(SharedPiecesTest, AreNoneWhereTheDeviceSharesNothing) {
   device_.sharing = false;
   std::byte* const memory = Allocate(1000);

@@ -163,11 +163,12 @@ bool ReadFile(const char* path) {
   FILE* const file = OpenToRead(path);
   if (file == nullptr) return false;
   const size_t bytes = fread(texts, 1, sizeof texts - 1, file);
-  errno = EFBIG;
-  const bool whole = ferror(file) == 0 && fgetc(file) == EOF;
+  const bool longer = ferror(file) == 0 && fgetc(file) != EOF;
+  const int error = longer ? EFBIG : ferror(file) != 0 ? errno : 0;
   fclose(file);
   texts[bytes] = '\0';
-  return whole;
+  errno = error;
+  return error == 0;
 }
 
 pid_t reporter = 0;
