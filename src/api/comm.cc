@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -115,14 +116,15 @@ ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config) {
           "the program's",
           found->kind, found->elsewhere));
     }
-    static std::atomic<int> calls{0};
+    const auto number = std::make_shared<inccl::CreationNumber>(found->job + "\n" + address);
     const auto join = [launcher = *found, address, store, environment = options->environment,
-                       index = calls.fetch_add(1)](const inccl::JoinOptions& with) {
-      if (store != nullptr) {
-        return inccl::JoinByStore(store, launcher, index, environment, with);
-      }
-      return address.empty() ? inccl::JoinWithLauncher(launcher, index, with)
-                             : inccl::JoinAtAddress(address, launcher, index, with);
+                       number](const inccl::JoinOptions& with) {
+      Result<inccl::Mesh> mesh =
+          store != nullptr ? inccl::JoinByStore(store, launcher, number->value(), environment, with)
+          : address.empty() ? inccl::JoinWithLauncher(launcher, number->value(), with)
+                            : inccl::JoinAtAddress(address, launcher, number->value(), with);
+      if (mesh.ok()) number->Keep();
+      return mesh;
     };
     return inccl::Create(comm, *options,
                          [nranks = found->nranks, rank = found->rank, options = *options,

@@ -27,11 +27,15 @@ class AddressFilter {
   // As Admits for the other end of a connection, and true if that is on this host.
   bool AdmitsPeerOf(int fd, const sockaddr_storage& peer) const;
 
+  bool operator==(const AddressFilter&) const = default;
+
  private:
   struct Network {
     int family = AF_INET;
     std::array<std::byte, 16> address{};
     int bits = 0;
+
+    bool operator==(const Network&) const = default;
   };
   std::vector<Network> networks_;
 };

@@ -5,81 +5,31 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <memory>
-#include <span>
-#include <string_view>
+#include <functional>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "base/escaped.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/host.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/join.h"
 #include "bootstrap/rendezvous_client.h"
-#include "bootstrap/rendezvous_root.h"
+#include "bootstrap/rendezvous_server.h"
 #include "bootstrap/socket.h"
 
 namespace inccl {
 namespace bootstrap {
 namespace {
 
-constexpr int kRendezvousNames = 8;
-constexpr Time kBusyPause = 10 * kMillisecond;  // until a port may be free
-constexpr Time kSilenceLimit = kSecond / 5;     // for a bound name whose holder cannot be seen
-
-// Distinguishes a launcher's job, and the communicator within it, from others on this host.
-std::string IdentityOf(const Launcher& launcher, int init_index) {
-  return fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index,
-                     launcher.job);
-}
-
-// Listens at the first name that no other user holds. If that fails, the result is not valid and
-// *obstacle says why; the obstacle may be a rendezvous of this user.
-UniqueFd ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_silent,
-                       std::string* obstacle) {
-  std::vector<std::string> foreign;
-  for (const SocketAddress& name : names) {
-    Result<UniqueFd> listener = Listen(name);
-    if (listener.ok()) {
-      for (const std::string& text : foreign) {
-        Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", text);
-      }
-      return *std::move(listener);
-    }
-    *obstacle = listener.status().message();
-    const Result<PeerCredentials> holder = WhoListens(name);
-    if (!holder.ok() && pass_over_silent) continue;
-    if (!holder.ok() || holder->uid == geteuid()) return {};
-    foreign.push_back(
-        fmt::format("the name of the rendezvous, {}, belongs to process {} of uid {}, not to uid "
-                    "{}: another user has taken it",
-                    name.ToString(), holder->pid, holder->uid, geteuid()));
-  }
-  return {};
-}
-
-// Rank 0 of a launcher's job calls this when no rendezvous of this user answers. Starts a
-// rendezvous and returns "", or returns the current obstacle. If the obstacle is a rendezvous of
-// this user, rank 0 connects to it like the other ranks: that one reports a second rank 0, or ends
-// and frees the name.
-Result<std::string> HostRendezvous(const std::vector<SocketAddress>& names, bool pass_over_silent,
-                                   const HandshakeTerms& terms, const JoinOptions& options) {
-  std::string obstacle;
-  UniqueFd listener = ListenAtOneOf(names, pass_over_silent, &obstacle);
-  if (!listener.valid()) return obstacle;
-  RootOptions root;
-  root.terms = terms;
-  root.listeners.push_back(std::move(listener));
-  root.same_uid_only = true;
-  root.nranks = options.nranks;
-  root.any_namespace = terms.secret_file;
-  if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
-  if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
-  return std::string();
+// Distinguishes a launcher's job from others on this host.
+std::string IdentityOf(const Launcher& launcher) {
+  return fmt::format("inccl launcher job\nuid={}\n{}", geteuid(), launcher.job);
 }
 
 Status CheckRanks(const Launcher& launcher, const JoinOptions& options) {
@@ -88,35 +38,114 @@ Status CheckRanks(const Launcher& launcher, const JoinOptions& options) {
                                      launcher.kind, launcher.rank, launcher.nranks));
 }
 
-// Rank 0 listens at INCCL_COMM_ID, where the rendezvous of its previous communicator may still be.
-Status HostRendezvousAt(const UniqueIdAddress& address, const HandshakeTerms& terms,
-                        const JoinOptions& options) {
-  const SocketAddress where = SocketAddress::Tcp(address);
-  bool in_use = false, warned = false;
-  const Time start = SystemClock().Now();
-  Result<UniqueFd> listener = Listen(where, &in_use);
-  while (!listener.ok() && in_use && SystemClock().Now() < options.deadline &&
-         (options.cancelled == nullptr || !options.cancelled->load())) {
-    const Time now = SystemClock().Now();
-    if (!warned && now - start >= options.patience) {
-      warned = true;
-      Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
-          "rank {}/{}: init: INCCL_COMM_ID: still cannot listen, after {} ms: {}; another program "
-          "has this port; the limit is {} ms",
-          options.rank, options.nranks, options.patience / kMillisecond,
-          listener.status().message(), options.timeout_ms);
-    }
-    SleepUntil(std::min(options.deadline, now + kBusyPause));
-    listener = Listen(where, &in_use);
+// Where ranks of a job meet: they name it by `identity` and know `secret`, besides the secret file.
+struct Place {
+  SocketAddress address;
+  std::string identity;
+  Secret secret = {};
+  std::string variable = "";  // begins errors of rank 0 about the address
+};
+
+Time LifetimeFor(int timeout_ms) {
+  return timeout_ms > 0 ? 2 * timeout_ms * kMillisecond : RootOptions().lifetime;
+}
+
+// Rank 0 opens the job's rendezvous, if this process has not done so for another communicator.
+Result<Mesh> JoinJob(const Place& place, uint32_t number, const JoinOptions& options) {
+  RootTarget target;
+  target.addresses.push_back(place.address);
+  target.number = number;
+  target.may_come_later = true;
+  target.secret_file = !options.secret_file.empty();
+  target.same_container = place.address.is_unix() && !target.secret_file;
+  const Result<Mac> hash = Sha256(AsBytes(place.identity));
+  if (!hash.ok()) return hash.status();
+  Nonce& name = target.terms.communicator;
+  std::copy_n(hash->begin(), name.size(), name.begin());
+  Secret secret;
+  secret.Append(AsBytes(place.identity));
+  secret.Append(place.secret.bytes());
+  Result<Key> key = DeriveKey(secret.bytes(), options.secret_file, name);
+  if (!key.ok()) return OfRank(options, key.status());
+  target.terms.key = *key;
+  if (options.rank != 0) return Join(target, options);
+  const MeetingOptions meeting = {
+      .terms = target.terms,
+      .of_job = true,
+      .root = {.lifetime = LifetimeFor(options.timeout_ms), .nranks = options.nranks}};
+  bool opened = false;
+  target.open = [&]() -> Result<std::string> {
+    bool in_use = false;
+    const Status status = RendezvousServer::Get().OpenAt(
+        meeting, place.address, options.listen.sources,
+        target.same_container ? Admission::kSameUserAndContainer : Admission::kSameUser, &in_use);
+    opened = status.ok();
+    if (opened) return std::string();
+    if (in_use) return place.variable + status.message();
+    return Status(status.code(), place.variable + status.message());
+  };
+  Result<Mesh> mesh = Join(target, options);
+  if (opened) RendezvousServer::Get().Close(name);
+  return mesh;
+}
+
+// Joins by an id that serves one communicator, or those of a job.
+Result<Mesh> JoinById(const UniqueId& id, uint32_t number, const JoinOptions& options) {
+  if (id.needs_secret_file && options.secret_file.empty()) {
+    return OfRank(options,
+                  InvalidUsage("the id was made with a secret file, which this rank lacks; "
+                               "INCCL_SECRET_FILE must name it on every rank"));
   }
-  if (!listener.ok()) return listener.status();
-  RootOptions root;
-  root.terms = terms;
-  root.listeners.push_back(*std::move(listener));
-  root.sources = options.listen.sources;
-  root.nranks = options.nranks;
-  if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
-  return StartRoot(std::move(root));
+  if (!id.needs_secret_file && !options.secret_file.empty()) {
+    return OfRank(options, InvalidUsage("INCCL_SECRET_FILE is set on this rank, but was not where "
+                                        "the id was made; it must be set there and on every rank"));
+  }
+  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
+  if (!key.ok()) return OfRank(options, key.status());
+  RootTarget target;
+  target.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
+  target.number = number;
+  target.secret_file = id.needs_secret_file;
+  std::vector<UniqueIdAddress> addresses = id.addresses;
+  SetScopes(options.socket_ifname, &addresses);
+  for (const UniqueIdAddress& address : addresses) {
+    target.addresses.push_back(SocketAddress::Tcp(address));
+  }
+  std::erase_if(addresses, IsLoopback);
+  const bool others = !addresses.empty();
+  RemoveOwn(OwnAddresses(), &addresses);
+  if (others && addresses.empty()) {
+    target.advice =
+        "; this machine has the address itself: if the id was made on another one, set "
+        "INCCL_SOCKET_IFNAME there to an interface that this one reaches";
+  }
+  return Join(target, options);
+}
+
+Result<UniqueId> CreateId(const Environment& environment, bool at_once, bool of_job) {
+  UniqueId id;
+  Mac secret;
+  if (Status status = FillRandom(id.nonce); !status.ok()) return status;
+  if (Status status = FillRandom(secret); !status.ok()) return status;
+  id.secret = Key(secret);
+  Wipe(secret);
+  id.needs_secret_file = !environment.secret_file.empty();
+  Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
+  if (!key.ok()) return key.status();
+  Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
+  if (!addresses.ok()) return addresses.status();
+  Result<ListenRules> rules = ListenRules::Of(environment);
+  if (!rules.ok()) return rules.status();
+  const Status opened = RendezvousServer::Get().Open(
+      {.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce},
+       .of_job = of_job,
+       .root = {.lifetime = LifetimeFor(environment.init_timeout_ms), .at_once = at_once}},
+      *rules, &*addresses);
+  if (!opened.ok()) return opened;
+  id.addresses = *std::move(addresses);
+  Log(LogLevel::kInfo, LogSubsystem::kBootstrap, "{}: rendezvous at {}", id.ToString(),
+      SocketAddress::Tcp(id.addresses.front()).ToString());
+  return id;
 }
 
 // What rank 0 puts into the launcher's store, in hexadecimal digits: 'i' and the id, or 'e' and why
@@ -151,117 +180,35 @@ Result<UniqueId> FromStore(const std::string& hex, const char* store) {
 
 using namespace bootstrap;  // NOLINT(google-build-using-namespace): the definitions below
 
-Result<UniqueId> CreateUniqueId(const Environment& environment,
-                                std::shared_ptr<const std::atomic<bool>> abandoned) {
-  UniqueId id;
-  Mac secret;
-  if (Status status = FillRandom(id.nonce); !status.ok()) return status;
-  if (Status status = FillRandom(secret); !status.ok()) return status;
-  id.secret = Key(secret);
-  Wipe(secret);
-  id.needs_secret_file = !environment.secret_file.empty();
-  RootOptions root;
-  Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
-  if (!key.ok()) return key.status();
-  root.terms = {.key = *key,
-                .role = Role::kRendezvous,
-                .communicator = id.nonce,
-                .secret_file = id.needs_secret_file};
-  root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
-  root.abandoned = std::move(abandoned);
-  Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
-  if (!addresses.ok()) return addresses.status();
-  Result<ListenRules> rules = ListenRules::Of(environment);
-  if (!rules.ok()) return rules.status();
-  Result<std::vector<UniqueFd>> listeners = ListenAtAll(&*addresses, rules->ports);
-  if (!listeners.ok()) return listeners.status();
-  root.sources = rules->sources;
-  root.listeners = *std::move(listeners);
-  id.addresses = *std::move(addresses);
-  if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
-  Log(LogLevel::kInfo, LogSubsystem::kBootstrap, "{}: rendezvous at {}", id.ToString(),
-      SocketAddress::Tcp(id.addresses.front()).ToString());
-  return id;
+Result<UniqueId> CreateUniqueId(const Environment& environment, bool at_once) {
+  return CreateId(environment, at_once, /*of_job=*/false);
 }
+
+void WithdrawUniqueId(const UniqueId& id) { RendezvousServer::Get().Close(id.nonce); }
 
 Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
-  if (id.needs_secret_file && options.secret_file.empty()) {
-    return OfRank(options,
-                  InvalidUsage("the id was made with a secret file, which this rank lacks; "
-                               "INCCL_SECRET_FILE must name it on every rank"));
-  }
-  if (!id.needs_secret_file && !options.secret_file.empty()) {
-    return OfRank(options, InvalidUsage("INCCL_SECRET_FILE is set on this rank, but was not where "
-                                        "the id was made; it must be set there and on every rank"));
-  }
-  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
-  if (!key.ok()) return OfRank(options, key.status());
-  RootTarget target;
-  std::vector<UniqueIdAddress> addresses = id.addresses;
-  SetScopes(options.socket_ifname, &addresses);
-  for (const UniqueIdAddress& address : addresses) {
-    target.addresses.push_back(SocketAddress::Tcp(address));
-  }
-  std::erase_if(addresses, IsLoopback);
-  const bool others = !addresses.empty();
-  RemoveOwn(OwnAddresses(), &addresses);
-  if (others && addresses.empty()) {
-    target.advice =
-        "; this machine has the address itself: if the id was made on another one, set "
-        "INCCL_SOCKET_IFNAME there to an interface that this one reaches";
-  }
-  return Join(target,
-              {.key = *key,
-               .role = Role::kRendezvous,
-               .communicator = id.nonce,
-               .secret_file = id.needs_secret_file},
-              options);
+  return JoinById(id, 0, options);
 }
 
-Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index) {
-  const Result<Mac> hash = Sha256(AsBytes(IdentityOf(launcher, init_index)));
+Result<std::string> RendezvousName(const Launcher& launcher) {
+  const Result<Mac> hash = Sha256(AsBytes(IdentityOf(launcher)));
   if (!hash.ok()) return hash.status();
-  const std::string first = "inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes));
-  std::vector<std::string> names = {first};
-  for (int i = 1; i < kRendezvousNames; ++i) names.push_back(fmt::format("{}-{}", first, i));
-  return names;
+  return "inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes));
 }
 
-Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
+Result<Mesh> JoinWithLauncher(const Launcher& launcher, uint32_t number,
                               const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
-  const std::string identity = IdentityOf(launcher, init_index);
-  const Result<Mac> hash = Sha256(AsBytes(identity));
-  if (!hash.ok()) return hash.status();
-  HandshakeTerms terms;
-  std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
-  Secret secret;
-  secret.Append(AsBytes(identity));
-  secret.Append(AsBytes(launcher.secret));
-  Result<Key> key = DeriveKey(secret.bytes(), options.secret_file, terms.communicator);
-  if (!key.ok()) return OfRank(options, key.status());
-  terms.key = *key;
-  terms.secret_file = !options.secret_file.empty();
-  Result<std::vector<std::string>> names = RendezvousNames(launcher, init_index);
-  if (!names.ok()) return names.status();
-  RootTarget target;
-  for (const std::string& name : *names) target.addresses.push_back(SocketAddress::Unix(name));
-  target.same_uid_only = true;
-  target.any_namespace = terms.secret_file;
-  target.may_come_later = true;
-  if (options.rank == 0) {
-    const Time silent_until = SystemClock().Now() + kSilenceLimit;
-    target.make = [&target, &terms, &options, silent_until] {
-      const bool pass_over_silent = SystemClock().Now() >= silent_until;
-      return HostRendezvous(target.addresses, pass_over_silent, terms, options);
-    };
-  }
-  return Join(target, terms, options);
+  const Result<std::string> name = RendezvousName(launcher);
+  if (!name.ok()) return name.status();
+  Place place = {.address = SocketAddress::Unix(*name), .identity = IdentityOf(launcher)};
+  place.secret.Append(AsBytes(launcher.secret));
+  return JoinJob(place, number, options);
 }
 
-Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
+Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, uint32_t number,
                            const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
@@ -280,53 +227,68 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
   if (options.secret_file.empty()) {  // the kernel says who a peer is
     Launcher here = launcher;
     here.job = fmt::format("INCCL_COMM_ID={}\n{}", address, launcher.run);
-    return JoinWithLauncher(here, init_index, options);
+    return JoinWithLauncher(here, number, options);
   }
-  const std::string identity =
-      fmt::format("inccl comm id\ninit={}\n{}\n{}", init_index, launcher.run, address);
-  const Result<Mac> hash = Sha256(AsBytes(identity));
-  if (!hash.ok()) return hash.status();
-  HandshakeTerms terms;
-  std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
-  Result<Key> key = DeriveKey(AsBytes(identity), options.secret_file, terms.communicator);
-  if (!key.ok()) return OfRank(options, key.status());
-  terms.key = *key;
-  terms.secret_file = true;
-  RootTarget target;
-  target.addresses.push_back(SocketAddress::Tcp(*where));
-  target.may_come_later = true;
-  if (options.rank == 0) {
-    if (Status status = HostRendezvousAt(*where, terms, options); !status.ok()) {
-      return OfRank(options, {status.code(), "INCCL_COMM_ID: " + status.message()});
-    }
-  }
-  return Join(target, terms, options);
+  return JoinJob({.address = SocketAddress::Tcp(*where),
+                  .identity = fmt::format("inccl comm id\n{}\n{}", launcher.run, address),
+                  .variable = "INCCL_COMM_ID: "},
+                 number, options);
 }
 
-Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, int init_index,
+Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, uint32_t number,
                          const Environment& environment, const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
-  auto abandoned = std::make_shared<std::atomic<bool>>(false);
-  Result<UniqueId> id = InternalError("not made");
-  std::string value;
-  if (options.rank == 0) {
-    id = CreateUniqueId(environment, abandoned);
-    value = ForStore(id);
-  }
-  const Result<std::string> shared = store->Share(value, {.rank = options.rank,
-                                                          .index = init_index,
-                                                          .deadline = options.deadline,
-                                                          .cancelled = options.cancelled});
-  if (!shared.ok()) {
-    abandoned->store(true);
-    return OfRank(options, shared.status());
-  }
-  if (options.rank != 0) id = FromStore(*shared, store->name());
+  const Result<std::string> shared = store->Share(
+      [&environment] { return ForStore(CreateId(environment, false, /*of_job=*/true)); },
+      {.rank = options.rank, .deadline = options.deadline, .cancelled = options.cancelled});
+  if (!shared.ok()) return OfRank(options, shared.status());
+  const Result<UniqueId> id = FromStore(*shared, store->name());
   if (!id.ok()) return OfRank(options, id.status());
-  Result<Mesh> mesh = JoinWithId(*id, options);
-  if (!mesh.ok()) abandoned->store(true);
-  return mesh;
+  return JoinById(*id, number, options);
 }
+
+namespace {
+
+class Numbers {
+ public:
+  // Never destroyed: threads may still make communicators while the process exits.
+  static Numbers& Get() {
+    static auto* const numbers = new Numbers;
+    return *numbers;
+  }
+
+  uint32_t Take(const std::string& job) {
+    const MutexLock lock(&mutex_);
+    OfJob& numbers = jobs_[job];
+    uint32_t number = numbers.next;
+    if (!numbers.under_way.empty()) number = std::max(number, *numbers.under_way.rbegin() + 1);
+    numbers.under_way.insert(number);
+    return number;
+  }
+  void Keep(const std::string& job, uint32_t number) {
+    const MutexLock lock(&mutex_);
+    jobs_[job].next = std::max(jobs_[job].next, number + 1);
+  }
+  void GiveBack(const std::string& job, uint32_t number) {
+    const MutexLock lock(&mutex_);
+    jobs_[job].under_way.erase(number);
+  }
+
+ private:
+  struct OfJob {
+    uint32_t next = 0;             // above those of communicators that exist
+    std::set<uint32_t> under_way;  // of creations
+  };
+  Mutex mutex_;
+  std::map<std::string, OfJob> jobs_ INCCL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+CreationNumber::CreationNumber(const std::string& job)
+    : job_(job), value_(Numbers::Get().Take(job)) {}
+CreationNumber::~CreationNumber() { Numbers::Get().GiveBack(job_, value_); }
+void CreationNumber::Keep() { Numbers::Get().Keep(job_, value_); }
 
 }  // namespace inccl

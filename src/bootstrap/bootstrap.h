@@ -8,7 +8,8 @@
 #define INCCL_BOOTSTRAP_BOOTSTRAP_H_
 
 #include <atomic>
-#include <memory>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@
 #include "config/variables.h"
 
 namespace inccl {
+namespace bootstrap {
+class RendezvousClient;
+}
 
 struct JoinOptions {
   int rank = 0;
@@ -40,40 +44,59 @@ struct JoinOptions {
   int all_pairs = ControlGraph::kAllPairs;
   ListenRules listen;                            // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
+  // What ranks do with their connections before any of them goes on, such as choosing transports;
+  // an error of one fails all.
+  std::function<Status(Mesh* mesh, bootstrap::RendezvousClient* rendezvous)> prepare = nullptr;
 };
 
-// Makes a new id and starts the thread of its rendezvous, which serves one communicator while this
-// process lives. Uses the variables of sockets, secret_file and init_timeout_ms. If `abandoned` is
-// not null, the ranks come at once or never: the rendezvous then also ends if no rank comes, and
-// soon after a failure or after *abandoned has become true.
-Result<UniqueId> CreateUniqueId(const Environment& environment,
-                                std::shared_ptr<const std::atomic<bool>> abandoned = nullptr);
+// Makes a new id and opens its rendezvous, which serves one communicator while this process lives.
+// Uses the variables of sockets, secret_file and init_timeout_ms. `at_once`: the ranks come now or
+// never, so the rendezvous ends soon after a failure.
+Result<UniqueId> CreateUniqueId(const Environment& environment, bool at_once = false);
+// Ends the rendezvous of an id of this process, unless all ranks have joined.
+void WithdrawUniqueId(const UniqueId& id);
 
-// Any thread; the ranks may be threads or processes of this host. Returns kTimeout, naming the
+// Any thread; the ranks may be threads or processes of any hosts. Returns kTimeout, naming the
 // missing ranks, kInvalidUsage if ranks do not fit together, kRemoteError if one died, or
 // kSystemError.
 Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 
-// The same for the processes of a launcher's job on this host; rank and nranks of `options` must be
-// the launcher's. `init_index` numbers the calls in this process, equally on all ranks. Ranks trust
-// processes of the same user and container (pid and user namespace); with a secret file, those that
-// know its content.
-Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const JoinOptions& options);
+// The number of a communicator among those of a job: the place of its creation in the order of such
+// calls, which is equal on all ranks. A creation that fails gives its number back, so that ranks
+// whose attempts did not meet try again with the same one. Thread-safe.
+class CreationNumber {
+ public:
+  explicit CreationNumber(const std::string& job);  // takes the next one
+  ~CreationNumber();
+  CreationNumber(const CreationNumber&) = delete;
+  CreationNumber& operator=(const CreationNumber&) = delete;
+  uint32_t value() const { return value_; }
+  void Keep();  // the communicator exists
 
-// The same for a launcher's job on any hosts: rank 0 listens at `address` (INCCL_COMM_ID). Ranks
-// trust those that know the content of the secret file. A loopback address without one only names
-// the job: its ranks then meet as those of JoinWithLauncher do.
-Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
+ private:
+  const std::string job_;
+  const uint32_t value_;
+};
+
+// The same for the processes of a launcher's job, which rank 0 serves; rank and nranks of `options`
+// must be the launcher's. `number`: a CreationNumber.
+// On this host: at a unix socket that is named after the job. Ranks trust processes of the same
+// user and container (pid and user namespace); with a secret file, those that know its content.
+Result<Mesh> JoinWithLauncher(const Launcher& launcher, uint32_t number,
+                              const JoinOptions& options);
+// On any hosts: at `address` (INCCL_COMM_ID). Ranks trust those that know the content of the secret
+// file. A loopback address without one only names the job: its ranks then meet as those of
+// JoinWithLauncher do.
+Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, uint32_t number,
                            const JoinOptions& options);
-
-// The same, where the launcher has a store: rank 0 makes a unique id, with `environment`, and puts
-// it there. Ranks trust those that the launcher lets read it.
-Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, int init_index,
+// On any hosts: by an id that rank 0 makes, with `environment`, and puts into the launcher's store.
+// Ranks trust those that the launcher lets read it.
+Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, uint32_t number,
                          const Environment& environment, const JoinOptions& options);
 
-// The names of the unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
-// first that no other user holds. They follow from the job's name and are not secret.
-Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index);
+// The name of the unix socket at which the ranks of a launcher's job meet. It follows from the
+// job's name and is not secret.
+Result<std::string> RendezvousName(const Launcher& launcher);
 
 }  // namespace inccl
 

@@ -2,8 +2,8 @@
 //
 // Connects a rank with its peers. Of every pair the higher rank connects and the lower one accepts;
 // both prove that they know the communicator's key. Over unix sockets, which join the ranks of one
-// machine, both check that the peer belongs to the same user (and container), and each passes its
-// descriptors to the other.
+// machine, both check that the peer belongs to the same user, and each passes its descriptors to
+// the other.
 #ifndef INCCL_BOOTSTRAP_CONNECT_PEERS_H_
 #define INCCL_BOOTSTRAP_CONNECT_PEERS_H_
 
@@ -47,8 +47,7 @@ struct ConnectTerms {
   std::vector<int> share_fds;
   Time deadline = kNever;
   int timeout_ms = 0;
-  AddressFilter sources;       // of TCP connections; others are refused
-  bool any_namespace = false;  // false: over unix sockets, refuse peers in other containers
+  AddressFilter sources;  // of TCP connections; others are refused
   // Called repeatedly with the peers that lack a connection; its error ends the attempt.
   // When `check_fd` becomes readable, it is called at once; -1: none.
   std::function<Status(const std::vector<int>& missing)> check;

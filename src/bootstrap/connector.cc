@@ -28,11 +28,10 @@ Status Named(const LinkPlan& plan, const Status& status) {
 Connector::Connector(const ConnectTerms* terms, std::vector<Listener> listeners) : terms_(terms) {
   for (Listener& listener : listeners) {
     PendingConnections pending({.name = fmt::format("rank {}/{}:", terms->rank, terms->nranks),
-                                .handshake = &terms->handshake,
+                                .handshake = [terms](const Nonce&) { return &terms->handshake; },
                                 .sources = terms->sources,
                                 .server = static_cast<uint32_t>(terms->rank),
-                                .same_uid_only = listener.is_unix,
-                                .any_namespace = terms->any_namespace,
+                                .is_unix = listener.is_unix,
                                 .limit = kServerLimit});
     pending.ExpectRanks(terms->expected + 1);
     if (terms->watch) terms->watch(listener.fd.get());

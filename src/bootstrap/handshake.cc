@@ -12,7 +12,6 @@ namespace {
 
 constexpr std::array<std::byte, 4> kHelloMagic = {std::byte{'i'}, std::byte{'c'}, std::byte{'l'},
                                                   std::byte{'2'}};
-constexpr uint8_t kSecretFileFlag = 1;
 constexpr size_t kHelloSignedBytes = kHelloBytes - kMacBytes;
 constexpr std::string_view kClientLabel = "inccl-c2";
 constexpr std::string_view kServerLabel = "inccl-s2";
@@ -68,19 +67,14 @@ const char* Describe(HandshakeFault fault) {
     case HandshakeFault::kCommunicator: return "the connection is meant for another communicator";
     case HandshakeFault::kRank: return "rank and number of ranks make no sense";
     case HandshakeFault::kServer: return "the connection is meant for another rank";
-    case HandshakeFault::kSecretLacking:
-      return "the other side has a secret file (INCCL_SECRET_FILE), this side lacks it";
-    case HandshakeFault::kSecretUnasked:
-      return "this side has a secret file (INCCL_SECRET_FILE), the other side lacks it";
     case HandshakeFault::kMac: return "the other side does not know the secret";
     case HandshakeFault::kCrypto: return "libcrypto failed";
   }
   return "unknown fault";
 }
 
-void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_nonce,
-                            uint32_t server) {
-  terms_ = terms;
+void ServerHandshake::Start(TermsOf terms_of, const Nonce& server_nonce, uint32_t server) {
+  terms_of_ = std::move(terms_of);
   server_ = server;
   have_ = 0;
   Result<KeyExchange> exchange = KeyExchange::Create();
@@ -95,8 +89,7 @@ void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_non
   FixedWriter writer(greeting_);
   writer.Raw(kHelloMagic);
   writer.Integer(kProtocolVersion, 1);
-  writer.Integer(terms->secret_file ? kSecretFileFlag : 0, 1);
-  writer.Integer(0, 2);
+  writer.Integer(0, 3);
   writer.Integer(server, 4);
   writer.Integer(0, 4);
   writer.Raw(server_nonce);
@@ -125,19 +118,22 @@ HandshakeFault ServerHandshake::Check() {
   ByteReader reader(hello_);
   uint8_t version = 0, role = 0;
   uint32_t server = 0, zero = 0;
-  Nonce communicator, client_nonce;
+  Nonce client_nonce;
   PublicKey client_key;
   Mac mac;
   const bool complete = reader.Skip(kHelloMagic.size()) && reader.U8(&version) &&
-                        reader.U8(&role) && reader.U16(&connection_) && reader.Raw(communicator) &&
+                        reader.U8(&role) && reader.U16(&connection_) && reader.Raw(communicator_) &&
                         reader.U32(&rank_) && reader.U32(&nranks_) && reader.U32(&server) &&
                         reader.U32(&zero) && reader.Raw(client_nonce) && reader.Raw(client_key) &&
                         reader.Raw(mac);
   if (!complete) return HandshakeFault::kMagic;
   if (version != kProtocolVersion) return HandshakeFault::kVersion;
   if (zero != 0) return HandshakeFault::kMagic;
-  if (communicator != terms_->communicator) return HandshakeFault::kCommunicator;
-  const Result<Key> secret = SecretOf(*exchange_, client_key, terms_->key);
+  const HandshakeTerms* const terms = terms_of_(communicator_);
+  if (terms == nullptr || communicator_ != terms->communicator) {
+    return HandshakeFault::kCommunicator;
+  }
+  const Result<Key> secret = SecretOf(*exchange_, client_key, terms->key);
   if (!secret.ok()) {
     return secret.status().code() == Code::kInvalidUsage ? HandshakeFault::kMac
                                                          : HandshakeFault::kCrypto;
@@ -149,7 +145,7 @@ HandshakeFault ServerHandshake::Check() {
   if (!expected.ok()) return HandshakeFault::kCrypto;
   if (!EqualInConstantTime(*expected, mac)) return HandshakeFault::kMac;
   // From here on the client has proven that it knows the key.
-  if (role != static_cast<uint8_t>(terms_->role)) return HandshakeFault::kRole;
+  if (role != static_cast<uint8_t>(terms->role)) return HandshakeFault::kRole;
   if (nranks_ == 0 || nranks_ > kMostWireRanks || rank_ >= nranks_) return HandshakeFault::kRank;
   if (server != server_) return HandshakeFault::kServer;
   const Result<Mac> reply = HmacSha256(secret_.bytes(), {AsBytes(kServerLabel), greeting_, hello});
@@ -202,19 +198,15 @@ HandshakeFault ClientHandshake::MakeHello() {
   if (!HasMagic(greeting_)) return HandshakeFault::kMagic;
   if (server_version() != kProtocolVersion) return HandshakeFault::kVersion;
   ByteReader reader(greeting_);
-  uint8_t flags = 0;
-  uint16_t zero = 0;
+  uint8_t zero = 0;
+  uint16_t zeros = 0;
   uint32_t server = 0, more_zeros = 0;
   Nonce server_nonce;
   PublicKey server_key;
-  const bool complete = reader.Skip(kHelloMagic.size() + 1) && reader.U8(&flags) &&
-                        reader.U16(&zero) && reader.U32(&server) && reader.U32(&more_zeros) &&
+  const bool complete = reader.Skip(kHelloMagic.size() + 1) && reader.U8(&zero) &&
+                        reader.U16(&zeros) && reader.U32(&server) && reader.U32(&more_zeros) &&
                         reader.Raw(server_nonce) && reader.Raw(server_key);
-  if (!complete || zero != 0 || more_zeros != 0) return HandshakeFault::kMagic;
-  const bool server_has_file = (flags & kSecretFileFlag) != 0;
-  if (server_has_file != terms_->secret_file) {
-    return server_has_file ? HandshakeFault::kSecretLacking : HandshakeFault::kSecretUnasked;
-  }
+  if (!complete || zero != 0 || zeros != 0 || more_zeros != 0) return HandshakeFault::kMagic;
   if (server != identity_.server) return HandshakeFault::kServer;
   Result<KeyExchange> exchange = KeyExchange::Create();
   if (!exchange.ok()) return HandshakeFault::kCrypto;

@@ -3,20 +3,20 @@
 // The handshake by which both ends of a socket prove that they know the key, before either reads
 // anything of variable length, and agree on keys for what follows. Fixed sizes, in order:
 //
-//   server  greeting  64  "icl2", version u8, flags u8, 2 zero bytes, server's rank u32, 4 zero
-//                         bytes, server nonce 16, server's public key 32;
-//                         bit 0 of the flags: the key holds the content of a secret file
+//   server  greeting  64  "icl2", version u8, 3 zero bytes, server's rank u32, 4 zero bytes,
+//                         server nonce 16, server's public key 32
 //   client  hello    120  "icl2", version u8, role u8, connection u16, communicator nonce 16,
 //                         rank u32, nranks u32, the server's rank u32, 4 zero bytes,
 //                         client nonce 16, client's public key 32,
 //                         HMAC(S, "inccl-c2" | greeting | hello so far) 32
 //   server  reply     32  HMAC(S, "inccl-s2" | greeting | hello)
 //
-// S = HKDF(X25519 of the two public keys, salt: the key, "inccl handshake"): who does not know the
-// key does not know S, and who learns the key later does not, either. The keys of the connection
-// are HKDF(S, salt: SHA-256(greeting | hello), "inccl client" or "inccl server"), one for what each
-// end sends. Since the text that both authenticate holds both ranks, the purpose and the number of
-// the connection, no attacker can pass a connection to one rank on to another.
+// The key is that of the communicator which the client names. S = HKDF(X25519 of the two public
+// keys, salt: the key, "inccl handshake"): who does not know the key does not know S, and who
+// learns the key later does not, either. The keys of the connection are HKDF(S, salt:
+// SHA-256(greeting | hello), "inccl client" or "inccl server"), one for what each end sends. Since
+// the text that both authenticate holds both ranks, the purpose and the number of the connection,
+// no attacker can pass a connection to one rank on to another.
 //
 // Integers are little endian. A recorded hello cannot be replayed, since every greeting has a new
 // nonce and public key. The state machines do no I/O; bytes may arrive in any portions.
@@ -26,6 +26,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 
@@ -35,7 +36,7 @@
 
 namespace inccl::bootstrap {
 
-inline constexpr uint8_t kProtocolVersion = 2;
+inline constexpr uint8_t kProtocolVersion = 3;
 inline constexpr size_t kGreetingBytes = 64;
 inline constexpr size_t kHelloBytes = 120;
 inline constexpr size_t kReplyBytes = kMacBytes;
@@ -47,16 +48,14 @@ enum class Role : uint8_t { kRendezvous = 1, kMesh = 2, kData = 3 };
 
 enum class HandshakeFault : uint8_t {
   kNone,
-  kMagic,          // not this protocol
-  kVersion,        // another version of the protocol
-  kRole,           // meant for another purpose
-  kCommunicator,   // meant for another communicator
-  kRank,           // invalid rank or nranks
-  kServer,         // the server is another rank than the client wants
-  kSecretLacking,  // the server has a secret file, this client has none
-  kSecretUnasked,  // this client has a secret file, the server has none
-  kMac,            // the other end does not know the key
-  kCrypto,         // libcrypto failed
+  kMagic,         // not this protocol
+  kVersion,       // another version of the protocol
+  kRole,          // meant for another purpose
+  kCommunicator,  // meant for another communicator
+  kRank,          // invalid rank or nranks
+  kServer,        // the server is another rank than the client wants
+  kMac,           // the other end does not know the key
+  kCrypto,        // libcrypto failed
 };
 const char* Describe(HandshakeFault fault);
 
@@ -65,8 +64,9 @@ struct HandshakeTerms {
   Key key;
   Role role = Role::kRendezvous;
   Nonce communicator{};
-  bool secret_file = false;  // the key includes the content of a secret file
 };
+// Those of the communicator that a client names; null: there is none.
+using TermsOf = std::function<const HandshakeTerms*(const Nonce& communicator)>;
 
 // What a client says of itself and of the connection that it wants.
 struct ClientIdentity {
@@ -84,9 +84,12 @@ class ServerHandshake {
  public:
   enum class State : uint8_t { kReading, kDone, kFailed };
 
-  // Starts a new handshake of the rank `server`. `terms` outlives it. The state is kFailed if
-  // libcrypto fails.
-  void Start(const HandshakeTerms* terms, const Nonce& server_nonce, uint32_t server = kNoRank);
+  // Starts a new handshake of the rank `server`. The state is kFailed if libcrypto fails.
+  void Start(TermsOf terms_of, const Nonce& server_nonce, uint32_t server = kNoRank);
+  // Of one communicator. `terms` outlives it.
+  void Start(const HandshakeTerms* terms, const Nonce& server_nonce, uint32_t server = kNoRank) {
+    Start([terms](const Nonce&) { return terms; }, server_nonce, server);
+  }
 
   Bytes greeting() const { return greeting_; }           // the caller sends it first
   size_t wanted() const { return kHelloBytes - have_; }  // missing bytes of the hello
@@ -100,17 +103,19 @@ class ServerHandshake {
   uint32_t rank() const { return rank_; }
   uint32_t nranks() const { return nranks_; }
   uint16_t connection() const { return connection_; }
+  const Nonce& communicator() const { return communicator_; }
   Result<ConnectionKeys> Keys() const;
 
  private:
   HandshakeFault Check();
 
-  const HandshakeTerms* terms_ = nullptr;
+  TermsOf terms_of_;
   State state_ = State::kFailed;
   HandshakeFault fault_ = HandshakeFault::kNone;
   size_t have_ = 0;
   uint32_t server_ = kNoRank, rank_ = 0, nranks_ = 0;
   uint16_t connection_ = 0;
+  Nonce communicator_{};
   std::optional<KeyExchange> exchange_;
   Key secret_;
   std::array<std::byte, kGreetingBytes> greeting_{};

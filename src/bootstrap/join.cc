@@ -122,11 +122,13 @@ Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTab
   return plans;
 }
 
-// `any_namespace`: the key is secret, so it authenticates peers in any container.
-Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
-                const RankTable& table, std::vector<Listener> listeners, RendezvousClient* root,
-                Mesh* mesh, std::vector<UniqueFd>* open) {
-  Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
+Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTable& table,
+                std::vector<Listener> listeners, RendezvousClient* root, Mesh* mesh,
+                std::vector<UniqueFd>* open) {
+  Secret secret;
+  secret.Append(rendezvous.bytes());
+  secret.Append(table.secret.bytes());
+  Result<Key> key = Hkdf(secret.bytes(), table.session, "inccl mesh");
   if (!key.ok()) return key.status();
   const Result<Mac> hash = Sha256(table.session);
   if (!hash.ok()) return hash.status();
@@ -136,10 +138,7 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   mesh->peers.resize(table.ranks.size());
   for (size_t i = 0; i < table.ranks.size(); ++i) mesh->peers[i].info = InfoOf(table.ranks[i]);
   mesh->graph = GraphOf(options, table);
-  mesh->data_terms = {.key = *key,
-                      .role = Role::kData,
-                      .communicator = table.session,
-                      .secret_file = rendezvous.secret_file};
+  mesh->data_terms = {.key = *key, .role = Role::kData, .communicator = table.session};
   Result<std::vector<LinkPlan>> plans = PlanMesh(options, table, mesh->graph);
   if (!plans.ok()) return plans.status();
   if (!mesh->graph.complete()) {
@@ -154,12 +153,8 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
-  terms.any_namespace = any_namespace;
   terms.sources = options.listen.sources;
-  terms.check = [root](const std::vector<int>&) {
-    const Status cancelled = root->CheckCancelled();
-    return cancelled.ok() ? root->Check() : cancelled;
-  };
+  terms.check = [root](const std::vector<int>&) { return root->Check(); };
   terms.check_fd = root->fd();
   std::vector<Link> links;
   Status status = ConnectPeers(std::move(terms), *plans, std::move(listeners), &links, open);
@@ -192,7 +187,11 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
   }
   const Status& verdict = root->verdict();
   const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;
-  if (verdict.ok() || an_echo) return root->Named(ours);
+  // Others have come to the same result.
+  std::string_view own = ours.message();
+  const std::string name = fmt::format("{}: init: ", root->rank_name());
+  if (own.starts_with(name)) own.remove_prefix(name.size());
+  if (verdict.ok() || an_echo || verdict.message().ends_with(own)) return root->Named(ours);
   // `ours` may be the verdict with what this rank knows besides.
   return ours.message().starts_with(verdict.message()) ? ours : verdict;
 }
@@ -242,8 +241,7 @@ Status OfRank(const JoinOptions& options, const Status& status) {
           fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
 }
 
-Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
-                  const JoinOptions& options) {
+Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   const auto named = [&](const Status& status) { return OfRank(options, status); };
   if (options.nranks <= options.all_pairs) {
     Status room = MakeRoom(options, static_cast<size_t>(options.nranks));
@@ -277,24 +275,24 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   Result<UniqueFd> on_machine = ListenOnMachine(&registration.record.mesh_name);
   if (!on_machine.ok()) return named(on_machine.status());
   listeners.push_back({.fd = *std::move(on_machine), .is_unix = true});
+  registration.number = target.number;
   registration.nranks = static_cast<uint32_t>(options.nranks);
   registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
   registration.agreement = options.agreement;
 
   FAULT_POINT("bootstrap.before_connect");
   Result<std::unique_ptr<RendezvousClient>> connected =
-      RendezvousClient::Connect(target, terms,
-                                {.rank = options.rank,
-                                 .nranks = options.nranks,
-                                 .deadline = options.deadline,
-                                 .timeout_ms = options.timeout_ms,
-                                 .patience = options.patience,
-                                 .cancelled = options.cancelled});
+      RendezvousClient::Connect(target, {.rank = options.rank,
+                                         .nranks = options.nranks,
+                                         .deadline = options.deadline,
+                                         .timeout_ms = options.timeout_ms,
+                                         .patience = options.patience,
+                                         .cancelled = options.cancelled});
   if (!connected.ok()) return connected.status();
   FAULT_POINT("bootstrap.after_authentication");
   RendezvousClient& root = **connected;
   Status status;
-  if (!target.same_uid_only) {
+  if (!target.addresses.front().is_unix()) {
     status = ListenForMachines(options, root, &registration.record.mesh_addresses, &listeners);
     if (!status.ok()) return named(status);
   }
@@ -312,8 +310,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   Mesh mesh;
   mesh.key = std::move(key);
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
-  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace, *table,
-                    std::move(listeners), &root, &mesh, &open);
+  status = WireMesh(options, target.terms.key, *table, std::move(listeners), &root, &mesh, &open);
+  if (status.ok() && options.prepare) status = options.prepare(&mesh, &root);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;

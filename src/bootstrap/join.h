@@ -9,15 +9,13 @@
 #include "base/status.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/crypto.h"
-#include "bootstrap/handshake.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/rendezvous_client.h"
 
 namespace inccl::bootstrap {
 
 // Registers at the rendezvous and connects to the other ranks.
-Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
-                  const JoinOptions& options);
+Result<Mesh> Join(const RootTarget& target, const JoinOptions& options);
 
 Status CheckOptions(const JoinOptions& options);
 

@@ -14,6 +14,7 @@ struct ListenRules {
   PortRange ports;
   bootstrap::AddressFilter sources;
 
+  bool operator==(const ListenRules&) const = default;
   // A kInvalidArgument says what is wrong with INCCL_SOCKET_ALLOW, without its name.
   static Result<ListenRules> Of(const Environment& environment) {
     Result<bootstrap::AddressFilter> sources =

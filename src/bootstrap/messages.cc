@@ -51,6 +51,7 @@ bool Read(ByteReader* reader, RankRecord* record) {
 std::vector<std::byte> Registration::Encode() const {
   ByteWriter writer;
   Write(record, &writer);
+  writer.U32(number);
   writer.U32(nranks);
   writer.U32(timeout_ms);
   writer.U64(static_cast<uint64_t>(std::clamp<Time>(remaining, 0, kMaxRemaining)));
@@ -62,9 +63,9 @@ Result<Registration> Registration::Decode(Bytes bytes) {
   ByteReader reader(bytes);
   Registration r;
   uint64_t remaining = 0;
-  if (!Read(&reader, &r.record) || !reader.U32(&r.nranks) || !reader.U32(&r.timeout_ms) ||
-      !reader.U64(&remaining) || !reader.String(&r.agreement, kMaxAgreement) ||
-      reader.remaining() != 0) {
+  if (!Read(&reader, &r.record) || !reader.U32(&r.number) || !reader.U32(&r.nranks) ||
+      !reader.U32(&r.timeout_ms) || !reader.U64(&remaining) ||
+      !reader.String(&r.agreement, kMaxAgreement) || reader.remaining() != 0) {
     return InternalError("malformed registration");
   }
   if (r.nranks == 0 || r.nranks > kMostWireRanks || r.record.rank >= r.nranks) {
@@ -77,9 +78,19 @@ Result<Registration> Registration::Decode(Bytes bytes) {
   return r;
 }
 
+Status RankTable::Draw() {
+  Mac random{};
+  if (Status status = FillRandom(session); !status.ok()) return status;
+  if (Status status = FillRandom(random); !status.ok()) return status;
+  secret = Key(random);
+  Wipe(random);
+  return Status::Ok();
+}
+
 std::vector<std::byte> RankTable::Encode() const {
   ByteWriter writer;
   writer.Raw(session);
+  writer.Raw(secret.bytes());
   writer.U32(static_cast<uint32_t>(ranks.size()));
   for (const RankRecord& record : ranks) Write(record, &writer);
   return writer.bytes();
@@ -88,10 +99,13 @@ std::vector<std::byte> RankTable::Encode() const {
 Result<RankTable> RankTable::Decode(Bytes bytes, uint32_t nranks) {
   ByteReader reader(bytes);
   RankTable table;
+  Mac secret{};
   uint32_t count = 0;
-  if (!reader.Raw(table.session) || !reader.U32(&count) || count != nranks) {
+  if (!reader.Raw(table.session) || !reader.Raw(secret) || !reader.U32(&count) || count != nranks) {
     return InternalError(fmt::format("table of {} ranks instead of {}", count, nranks));
   }
+  table.secret = Key(secret);
+  Wipe(secret);
   for (uint32_t rank = 0; rank < count; ++rank) {
     RankRecord record;
     if (!Read(&reader, &record) || record.rank != rank) {
@@ -101,6 +115,28 @@ Result<RankTable> RankTable::Decode(Bytes bytes, uint32_t nranks) {
   }
   if (reader.remaining() != 0) return InternalError("table longer than its ranks");
   return table;
+}
+
+std::vector<std::byte> EncodeBlobs(const Blobs& blobs) {
+  ByteWriter writer;
+  for (const std::vector<std::byte>& blob : blobs) {
+    writer.String({reinterpret_cast<const char*>(blob.data()), blob.size()});
+  }
+  return writer.bytes();
+}
+
+Result<Blobs> DecodeBlobs(Bytes bytes, uint32_t nranks) {
+  ByteReader reader(bytes);
+  Blobs blobs;
+  std::string blob;
+  for (uint32_t rank = 0; rank < nranks; ++rank) {
+    if (!reader.String(&blob, kMaxBlob)) {
+      return InternalError(fmt::format("malformed blob of rank {}", rank));
+    }
+    blobs.emplace_back(AsBytes(blob).begin(), AsBytes(blob).end());
+  }
+  if (reader.remaining() != 0) return InternalError("more blobs than ranks");
+  return blobs;
 }
 
 std::vector<std::byte> EncodeError(const Status& status) {

@@ -17,14 +17,17 @@
 
 namespace inccl::bootstrap {
 
-// A rank sends kRegister first, then kDone when its mesh is complete, or kFailed. The root sends
-// kTable when all ranks have registered and kGo when all are done, or kFailed instead of either.
+// A rank sends kRegister first, then a blob as often as all others do, and kDone when it has all it
+// needs, or kFailed. The root sends kTable when all ranks have registered, all blobs when each rank
+// has sent one, and kGo when all are done, or kFailed instead of any of them.
 enum class MessageKind : uint8_t {
   kRegister = 1,
   kTable = 2,
   kDone = 3,
   kGo = 4,
   kFailed = 5,
+  kBlob = 6,   // at most kMaxBlob bytes
+  kBlobs = 7,  // one from each rank
 };
 
 inline constexpr size_t kMaxHostName = 255;
@@ -47,6 +50,7 @@ struct RankRecord {
 
 struct Registration {
   RankRecord record;
+  uint32_t number = 0;  // of the communicator, among those that ranks make with this key
   uint32_t nranks = 0;
   uint32_t timeout_ms = 0;  // for messages
   Time remaining = 0;       // time to its deadline when it sent this
@@ -59,11 +63,18 @@ struct Registration {
 
 struct RankTable {
   Nonce session{};  // new for each mesh, so that it has its own keys
+  Key secret;       // the same, for its ranks only
   std::vector<RankRecord> ranks;
 
+  // Fills session and secret with random bytes.
+  Status Draw();
   std::vector<std::byte> Encode() const;
   static Result<RankTable> Decode(Bytes bytes, uint32_t nranks);
 };
+
+using Blobs = std::vector<std::vector<std::byte>>;
+std::vector<std::byte> EncodeBlobs(const Blobs& blobs);
+Result<Blobs> DecodeBlobs(Bytes bytes, uint32_t nranks);
 
 std::vector<std::byte> EncodeError(const Status& status);
 // The status that was sent, with its text escaped; kInternalError if the bytes are malformed.

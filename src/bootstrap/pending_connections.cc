@@ -22,7 +22,7 @@ bool PendingConnections::MayJoin(int fd, Source* source) {
     Complain(*source, "it belongs to another user");
     return false;
   }
-  if (terms_.any_namespace) return true;
+  if (!terms_.same_container) return true;
   const Status status = CheckPeerNamespaces(fd);
   if (!status.ok()) Complain(*source, fmt::format("it belongs to {}", status.message()));
   return status.ok();
@@ -46,7 +46,7 @@ void PendingConnections::Add(UniqueFd fd, const SocketAddress& address) {
     Complain(source, "INCCL_SOCKET_ALLOW does not admit it");
     return ResetConnection(std::move(fd));
   }
-  if (terms_.same_uid_only && !MayJoin(fd.get(), &source)) return ResetConnection(std::move(fd));
+  if (terms_.is_unix && !MayJoin(fd.get(), &source)) return ResetConnection(std::move(fd));
   Nonce nonce;
   if (!FillRandom(nonce).ok()) return;
   MakeRoomFor(source);

@@ -26,13 +26,14 @@ namespace inccl::bootstrap {
 class PendingConnections {
  public:
   struct Terms {
-    std::string name;                           // of the owner, for the log: "rank 1/4"
-    const HandshakeTerms* handshake = nullptr;  // outlives the connections
-    AddressFilter sources = {};                 // of TCP connections; others are refused
-    uint32_t server = kNoRank;                  // the rank that listens; kNoRank: a rendezvous
-    bool same_uid_only = false;  // a unix socket: connections of other users are refused
-    bool any_namespace = false;  // false with same_uid_only: those of other containers, too
-    Time limit = 2 * kSecond;    // for a connection to authenticate; see limit()
+    std::string name;             // of the owner, for the log: "rank 1/4"
+    std::string place = {};       // of the listener, as its owner calls it
+    TermsOf handshake = {};       // of the communicators to which connections may belong
+    AddressFilter sources = {};   // of TCP connections; others are refused
+    uint32_t server = kNoRank;    // the rank that listens; kNoRank: a rendezvous
+    bool is_unix = false;         // connections of other users are refused
+    bool same_container = false;  // of a unix socket: those of other containers, too
+    Time limit = 2 * kSecond;     // for a connection to authenticate; ExpectRanks
   };
   // Called with a connection whose handshake is complete. It takes `fd` if the peer is welcome;
   // else it returns the reason, and the connection is closed.
@@ -42,10 +43,10 @@ class PendingConnections {
 
   // Sets budget and limit for this many ranks.
   void ExpectRanks(size_t ranks) {
-    budget_ = BudgetFor(ranks, terms_.same_uid_only);
+    budget_ = BudgetFor(ranks, terms_.is_unix);
     limit_ = LimitFor(terms_.limit, ranks);
   }
-  Time limit() const { return limit_; }
+  const std::string& place() const { return terms_.place; }
   // Takes over a connection that was just accepted. It may replace an older one.
   void Add(UniqueFd fd, const SocketAddress& address);
   // Appends one entry per connection.

@@ -26,7 +26,7 @@ constexpr Time kFinalizeLimit = kSecond;
 
 }  // namespace
 
-Result<std::string> PmiStore::ShareInTurn(const std::string& value, const Terms& terms) {
+Result<std::string> PmiStore::Exchange(const std::string& value, const Terms& terms) {
   if (pid_ != 0 && !IsStillOpen()) {
     return InvalidUsage("PMI: another library has closed PMI_FD (MPI_Finalize?)");
   }
@@ -45,7 +45,7 @@ Result<std::string> PmiStore::ShareInTurn(const std::string& value, const Terms&
     if (!name.ok()) return name.status();
     kvs_ = (*name)["kvsname"];
   }
-  const std::string key = fmt::format("inccl-id-{}", terms.index);
+  const std::string key = "inccl-id";
   if (terms.rank == 0) {
     Result<Fields> put = Request(
         fmt::format("cmd=put kvsname={} key={} value={}", kvs_, key, value), "put_result", terms);

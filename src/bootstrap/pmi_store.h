@@ -11,11 +11,11 @@
 #include <map>
 #include <string>
 
-#include "bootstrap/ordered_store.h"
+#include "bootstrap/launcher_store.h"
 
 namespace inccl::bootstrap {
 
-class PmiStore final : public OrderedStore {
+class PmiStore final : public LauncherStore {
  public:
   // `fd` belongs to the process; an MPI library may use it, too, at other times. `begin`: whether
   // the server expects an init before other requests, as Slurm's does. Hydra's does not.
@@ -29,7 +29,7 @@ class PmiStore final : public OrderedStore {
   const char* name() const override { return "PMI"; }
 
  protected:
-  Result<std::string> ShareInTurn(const std::string& value, const Terms& terms) override;
+  Result<std::string> Exchange(const std::string& value, const Terms& terms) override;
 
  private:
   using Fields = std::map<std::string, std::string, std::less<>>;

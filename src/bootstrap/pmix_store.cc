@@ -181,9 +181,9 @@ Result<std::string> PmixStore::Await(const char* what, const Terms& terms, Funct
   return pending->value;
 }
 
-Result<std::string> PmixStore::ShareInTurn(const std::string& value, const Terms& terms) {
+Result<std::string> PmixStore::Exchange(const std::string& value, const Terms& terms) {
   if (Status status = Begin(); !status.ok()) return status;
-  const std::string key = fmt::format("inccl-id-{}", terms.index);
+  const std::string key = "inccl-id";
   if (terms.rank == 0) {
     if (Status status = Put(key, value); !status.ok()) return status;
   }

@@ -7,21 +7,21 @@
 
 #include <string>
 
-#include "bootstrap/ordered_store.h"
+#include "bootstrap/launcher_store.h"
 
 namespace inccl::bootstrap {
 
 struct PmixLibrary;
 struct PmixProcess;
 
-class PmixStore final : public OrderedStore {
+class PmixStore final : public LauncherStore {
  public:
   PmixStore() = default;
   ~PmixStore() override { Stop(); }
   const char* name() const override { return "PMIx"; }
 
  protected:
-  Result<std::string> ShareInTurn(const std::string& value, const Terms& terms) override;
+  Result<std::string> Exchange(const std::string& value, const Terms& terms) override;
 
  private:
   Status Begin();

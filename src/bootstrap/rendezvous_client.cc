@@ -15,6 +15,12 @@ namespace {
 // Extra time after the deadline, in which the root reports which ranks were missing.
 constexpr Time kAnswerGrace = kSecond;
 
+// Of a frame of the root: a record and a blob of each rank, at least that of an error.
+uint32_t MostBody(int nranks) {
+  constexpr uint32_t kMostOfRank = 2 * kMaxBlob;
+  return kMaxErrorText + kMostOfRank * static_cast<uint32_t>(nranks);
+}
+
 }  // namespace
 
 bool RendezvousClient::WaitFor(int fd, short events, Time until, const ClientOptions& options) {
@@ -37,21 +43,21 @@ Status RendezvousClient::CancelledBy(const ClientOptions& options) {
   return NamedBy(options, RemoteError("this rank ended the creation of the communicator"));
 }
 
-RendezvousClient::RendezvousClient(UniqueFd fd, std::optional<StreamCipher> cipher,
-                                   std::string root_name, const ClientOptions& options)
-    : fd_(std::move(fd)), root_name_(std::move(root_name)), options_(options) {
-  if (!cipher) return;
-  seal_ = std::move(cipher->seal);
-  in_.Protect(std::move(cipher->open));
+RendezvousClient::RendezvousClient(UniqueFd fd, StreamCipher cipher, std::string root_name,
+                                   const ClientOptions& options)
+    : fd_(std::move(fd)),
+      root_name_(std::move(root_name)),
+      options_(options),
+      seal_(std::move(cipher.seal)),
+      in_(MostBody(options.nranks)) {
+  in_.Protect(std::move(cipher.open));
 }
-
-Status RendezvousClient::CheckCancelled() const { return CancelledBy(options_); }
 
 Status RendezvousClient::Named(const Status& status) const { return NamedBy(options_, status); }
 
 Status RendezvousClient::Send(MessageKind kind, Bytes body) {
   std::vector<std::byte> frame;
-  if (!AppendFrame(static_cast<uint8_t>(kind), body, &frame, seal_ ? &*seal_ : nullptr)) {
+  if (!AppendFrame(static_cast<uint8_t>(kind), body, &frame, &seal_)) {
     return Named(SystemError("libcrypto cannot seal a message"));
   }
   Bytes rest = frame;
@@ -117,7 +123,20 @@ Result<std::vector<std::byte>> RendezvousClient::Await(MessageKind kind) {
   }
 }
 
+Result<Blobs> RendezvousClient::Exchange(Bytes mine) {
+  if (mine.size() > kMaxBlob) {
+    return Named(
+        InvalidArgument(fmt::format("blob of {} bytes, at most {}", mine.size(), kMaxBlob)));
+  }
+  if (Status status = Send(MessageKind::kBlob, mine); !status.ok()) return status;
+  const Result<std::vector<std::byte>> body = Await(MessageKind::kBlobs);
+  if (!body.ok()) return body.status();
+  Result<Blobs> blobs = DecodeBlobs(*body, static_cast<uint32_t>(options_.nranks));
+  return blobs.ok() ? std::move(blobs) : Result<Blobs>(Named(blobs.status()));
+}
+
 Status RendezvousClient::Check() {
+  if (Status status = CheckCancelled(); !status.ok()) return status;
   Result<std::optional<FrameParser::Frame>> frame = Receive();
   if (!frame.ok()) return frame.status();
   if (frame->has_value()) {

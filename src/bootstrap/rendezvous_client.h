@@ -4,6 +4,8 @@
 #ifndef INCCL_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
 #define INCCL_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -23,15 +25,18 @@
 
 namespace inccl::bootstrap {
 
+// Where ranks meet, and by which key.
 struct RootTarget {
-  std::vector<SocketAddress> addresses;  // tried in turn
-  bool same_uid_only = false;            // unix sockets: skip those of other users
-  bool any_namespace = false;            // false with same_uid_only: refuse other containers, too
-  bool may_come_later = false;           // a missing listener is no error until the deadline
-  std::string advice = {};               // ends the error if nobody listens
-  // If set, starts a rendezvous where none answers. Returns "" on success, else the obstacle; the
-  // client then calls it again later.
-  std::function<Result<std::string>()> make = nullptr;
+  std::vector<SocketAddress> addresses;  // tried in turn; the owner of a unix socket is checked
+  HandshakeTerms terms;
+  uint32_t number = 0;          // Registration::number
+  bool secret_file = false;     // the key holds the content of a secret file
+  bool may_come_later = false;  // a missing listener is no error until the deadline
+  bool same_container = false;  // the owner of a unix socket must run in the same one, too
+  std::string advice = {};      // ends the error if nobody listens
+  // If set, opens the rendezvous. Returns "" on success, else the obstacle; the client then sees
+  // who listens, and calls it again later.
+  std::function<Result<std::string>()> open = nullptr;
 };
 
 struct ClientOptions {
@@ -48,7 +53,6 @@ class RendezvousClient {
   // (wrong secret or user), kRemoteError (the root has gone, and another process may have its
   // address), kSystemError.
   static Result<std::unique_ptr<RendezvousClient>> Connect(const RootTarget& target,
-                                                           const HandshakeTerms& terms,
                                                            const ClientOptions& options);
 
   int fd() const { return fd_.get(); }
@@ -56,14 +60,19 @@ class RendezvousClient {
   // Waits for a message of this kind and returns its body. Fails with the root's error (kFailed),
   // or if the root has gone or the deadline has passed.
   Result<std::vector<std::byte>> Await(MessageKind kind);
-  // For use while waiting for something else: fails if the root has reported an error or has gone.
+  // Gives `mine`, at most kMaxBlob bytes, to every rank and returns the blobs of all, by rank. All
+  // ranks call it equally often.
+  Result<Blobs> Exchange(Bytes mine);
+  // For use while waiting for something else: fails if the root has reported an error or has gone,
+  // or if the caller has cancelled.
   Status Check();
   void LimitTo(Time deadline) { options_.deadline = std::min(options_.deadline, deadline); }
-  // Fails once the caller has cancelled.
-  Status CheckCancelled() const;
   // The error that the root has reported; OK if none.
   const Status& verdict() const { return verdict_; }
   const std::string& name() const { return root_name_; }  // the root's address
+  std::string rank_name() const {
+    return fmt::format("rank {}/{}", options_.rank, options_.nranks);
+  }
   // "rank 1/4: init: ..."
   Status Named(const Status& status) const;
 
@@ -73,7 +82,8 @@ class RendezvousClient {
  private:
   static Status NamedBy(const ClientOptions& options, const Status& status);
   static Status CancelledBy(const ClientOptions& options);
-  RendezvousClient(UniqueFd fd, std::optional<StreamCipher> cipher, std::string root_name,
+  Status CheckCancelled() const { return CancelledBy(options_); }
+  RendezvousClient(UniqueFd fd, StreamCipher cipher, std::string root_name,
                    const ClientOptions& options);
 
   // The next message, if one has arrived.
@@ -82,7 +92,7 @@ class RendezvousClient {
   UniqueFd fd_;
   std::string root_name_;
   ClientOptions options_;
-  std::optional<Aead> seal_;  // over TCP
+  Aead seal_;
   FrameParser in_;
   Status verdict_;
 };

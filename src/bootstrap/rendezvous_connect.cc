@@ -32,16 +32,15 @@ struct Attempt {
   enum class Outcome : uint8_t {
     kAuthenticated,
     kAbsent,    // no process listens
-    kForeign,   // another user listens
     kRejected,  // the root closed the connection after the hello
     kBroken,    // another attempt may succeed
     kHopeless,
   };
   Outcome outcome = Outcome::kBroken;
   UniqueFd fd;
-  std::optional<StreamCipher> cipher;  // over TCP
+  std::optional<StreamCipher> cipher;
   std::string why;
-  Status status;  // when kHopeless or kForeign
+  Status status;  // when kHopeless
 };
 
 Attempt Broken(std::string why) {
@@ -58,9 +57,7 @@ Attempt Hopeless(Status status) {
 }
 
 // A unique id says itself where its rendezvous is, and which key that has, but for a secret file.
-bool HasTheKey(const RootTarget& target, const HandshakeTerms& terms) {
-  return !target.may_come_later && !terms.secret_file;
-}
+bool HasTheKey(const RootTarget& target) { return !target.may_come_later && !target.secret_file; }
 
 // The address has come to another process.
 Status NotOfTheId(const std::string& where, const std::string& why) {
@@ -70,28 +67,20 @@ Status NotOfTheId(const std::string& where, const std::string& why) {
       where, why));
 }
 
-Status WhyNot(HandshakeFault fault, const std::string& where, bool of_id) {
+Status WhyNot(HandshakeFault fault, const std::string& where, const RootTarget& target) {
   if (fault == HandshakeFault::kCrypto) return SystemError(Describe(fault));
-  if (of_id && fault != HandshakeFault::kVersion) return NotOfTheId(where, Describe(fault));
-  if (fault == HandshakeFault::kSecretLacking) {
-    return InvalidUsage(
-        "rank 0 has a secret file, this rank lacks it; INCCL_SECRET_FILE must name it on every "
-        "rank");
-  }
-  if (fault == HandshakeFault::kSecretUnasked) {
-    return InvalidUsage(
-        "this rank has a secret file, rank 0 lacks it; INCCL_SECRET_FILE must name it on every "
-        "rank");
+  if (HasTheKey(target) && fault != HandshakeFault::kVersion) {
+    return NotOfTheId(where, Describe(fault));
   }
   return InvalidUsage(fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault)));
 }
 
-Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms& terms,
-                     const ClientOptions& options, Time until, bool sealed, bool of_id) {
+Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& target,
+                     const ClientOptions& options, Time until) {
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
   ClientHandshake handshake;
-  handshake.Start(&terms,
+  handshake.Start(&target.terms,
                   {.rank = static_cast<uint32_t>(options.rank),
                    .nranks = static_cast<uint32_t>(options.nranks)},
                   nonce);
@@ -112,7 +101,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
     }
     const ClientHandshake::State after = handshake.Feed(std::span(buffer).first(got.bytes));
     if (after == ClientHandshake::State::kFailed) {
-      return Hopeless(WhyNot(handshake.fault(), where, of_id));
+      return Hopeless(WhyNot(handshake.fault(), where, target));
     }
     if (after == ClientHandshake::State::kReadingReply && before != after &&
         !WriteAll(fd.get(), handshake.hello())) {
@@ -120,20 +109,38 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
     }
     if (after == ClientHandshake::State::kDone) break;
   }
+  Result<ConnectionKeys> keys = handshake.Keys();
+  if (!keys.ok()) return Hopeless(keys.status());
+  Result<StreamCipher> cipher = StreamCipher::Create(keys->from_client, keys->from_server);
+  if (!cipher.ok()) return Hopeless(cipher.status());
   Attempt attempt;
   attempt.outcome = Attempt::Outcome::kAuthenticated;
   attempt.fd = std::move(fd);
-  if (sealed) {
-    Result<ConnectionKeys> keys = handshake.Keys();
-    if (!keys.ok()) return Hopeless(keys.status());
-    Result<StreamCipher> cipher = StreamCipher::Create(keys->from_client, keys->from_server);
-    if (!cipher.ok()) return Hopeless(cipher.status());
-    attempt.cipher = *std::move(cipher);
-  }
+  attempt.cipher = *std::move(cipher);
   return attempt;
 }
 
-Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const HandshakeTerms& terms,
+// Of a unix socket: whether the process that listens may be ours. An error of kRemoteError says
+// that it has ended.
+Status CheckOwner(int fd, const std::string& where, bool same_container) {
+  const Result<PeerCredentials> peer = GetPeerCredentials(fd);
+  if (!peer.ok()) return peer.status();
+  if (peer->uid != geteuid()) {
+    return InvalidUsage(fmt::format(
+        "the rendezvous at {} belongs to process {} of uid {}, not to uid {}: another user has "
+        "taken its name; another INCCL_JOB, equal on all ranks, gives another one",
+        where, peer->pid, peer->uid, geteuid()));
+  }
+  if (!same_container) return Status::Ok();
+  const Status status = CheckPeerNamespaces(fd);
+  if (status.ok() || status.code() == Code::kRemoteError) return status;
+  return InvalidUsage(
+      fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "
+                  "INCCL_SECRET_FILE",
+                  where, status.message()));
+}
+
+Attempt TryOnce(const SocketAddress& address, const RootTarget& target,
                 const ClientOptions& options) {
   const std::string where = address.ToString();
   const Time limit = LimitFor(kAttemptLimit, static_cast<size_t>(options.nranks));
@@ -152,44 +159,25 @@ Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const Ha
     return attempt;
   }
   FAULT_POINT("bootstrap.after_connect");
-  if (target.same_uid_only) {
-    const Result<PeerCredentials> peer = GetPeerCredentials(fd->get());
-    if (!peer.ok()) return Hopeless(peer.status());
-    if (peer->uid != geteuid()) {
-      Attempt attempt;
-      attempt.outcome = Attempt::Outcome::kForeign;
-      attempt.status = InvalidUsage(fmt::format(
-          "the rendezvous at {} belongs to process {} of uid {}, not to uid {}: another user has "
-          "taken its name",
-          where, peer->pid, peer->uid, geteuid()));
-      return attempt;
-    }
-    if (target.any_namespace) {
-      return Authenticate(*std::move(fd), where, terms, options, until, /*sealed=*/false, false);
-    }
-    if (const Status status = CheckPeerNamespaces(fd->get()); !status.ok()) {
-      if (status.code() == Code::kRemoteError) return Broken(status.message());
-      return Hopeless(InvalidUsage(
-          fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "
-                      "INCCL_SECRET_FILE",
-                      where, status.message())));
-    }
+  if (address.is_unix()) {
+    const Status owner = CheckOwner(fd->get(), where, target.same_container);
+    if (owner.code() == Code::kRemoteError) return Broken(owner.message());
+    if (!owner.ok()) return Hopeless(owner);
   }
-  return Authenticate(*std::move(fd), where, terms, options, until, !address.is_unix(),
-                      HasTheKey(target, terms));
+  return Authenticate(*std::move(fd), where, target, options, until);
 }
 
 // The error if another attempt is useless; else OK.
-Status GiveUp(const RootTarget& target, const HandshakeTerms& terms, const std::string& where,
-              const Attempt& last, int rejections, int absences) {
+Status GiveUp(const RootTarget& target, const std::string& where, const Attempt& last,
+              int rejections, int absences) {
   if (last.outcome == Attempt::Outcome::kHopeless) return last.status;
-  if (rejections >= kMostRootRejections && HasTheKey(target, terms)) {
-    return NotOfTheId(where, "it rejects this rank");
-  }
-  if (rejections >= kMostRootRejections) {
-    return InvalidUsage(fmt::format(
-        "the rendezvous at {} rejects this rank: the ids (or secret files, or jobs) differ",
-        where));
+  // A rendezvous of another job may be about to end, which leaves its place to this one's.
+  if (rejections >= kMostRootRejections && target.open == nullptr) {
+    if (HasTheKey(target)) return NotOfTheId(where, "it rejects this rank");
+    return InvalidUsage(
+        fmt::format("the rendezvous at {} rejects this rank: the ids, the jobs or the secret files "
+                    "differ (INCCL_SECRET_FILE is {} on this rank)",
+                    where, target.secret_file ? "set" : "not set"));
   }
   if (absences >= kMostAbsences && !target.may_come_later) {
     return RemoteError(fmt::format(
@@ -204,21 +192,14 @@ Status GiveUp(const RootTarget& target, const HandshakeTerms& terms, const std::
 struct Round {
   Attempt last;  // the one that authenticated, else the last that reached a listener
   std::string where;
-  Status taken;  // error if another user has taken a name
-  size_t foreign = 0;
   int rejections = 0;
   bool all_absent = true;
 };
 
-Round TryAll(const RootTarget& target, const HandshakeTerms& terms, const ClientOptions& options) {
+Round TryAll(const RootTarget& target, const ClientOptions& options) {
   Round round;
   for (const SocketAddress& address : target.addresses) {
-    Attempt attempt = TryOnce(address, target, terms, options);
-    if (attempt.outcome == Attempt::Outcome::kForeign) {
-      round.taken = attempt.status;
-      ++round.foreign;
-      continue;
-    }
+    Attempt attempt = TryOnce(address, target, options);
     if (attempt.outcome == Attempt::Outcome::kRejected) ++round.rejections;
     if (attempt.outcome == Attempt::Outcome::kAbsent && !round.last.why.empty()) continue;
     if (attempt.outcome != Attempt::Outcome::kAbsent) round.all_absent = false;
@@ -234,49 +215,45 @@ Round TryAll(const RootTarget& target, const HandshakeTerms& terms, const Client
 
 // Says why no rendezvous has been found so far.
 std::string WhyNone(const RootTarget& target, const Round& round, const std::string& obstacle) {
-  std::string why = round.last.why;
-  if (round.all_absent && target.may_come_later) {
-    why += target.make == nullptr ? "; has rank 0 been started, on this host?"
-                                  : "; this rank cannot make one: " + obstacle;
+  if (!obstacle.empty()) {
+    return fmt::format("{}; this rank cannot listen there: {}; another program has the place",
+                       round.last.why, obstacle);
   }
-  return round.taken.ok() ? why : why + "; " + round.taken.message();
+  if (!round.all_absent || !target.may_come_later) return round.last.why;
+  return round.last.why + "; has rank 0 been started, on this host?";
 }
 
 }  // namespace
 
 Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTarget& target,
-                                                                    const HandshakeTerms& terms,
                                                                     const ClientOptions& options) {
   std::string where;
   for (const SocketAddress& address : target.addresses) {
     where += (where.empty() ? "" : ", ") + address.ToString();
-    if (target.same_uid_only) break;  // the other names are only alternatives if this one is taken
   }
   if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
   int rejections = 0, absences = 0;
   Time pause = kFirstPause;
   const Time start = SystemClock().Now();
-  bool made = target.make == nullptr, warned = false;
+  bool opened = target.open == nullptr, warned = false;
   std::string obstacle;
   while (true) {
     if (Status status = CancelledBy(options); !status.ok()) return status;
-    Round round = TryAll(target, terms, options);
-    if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
-      return std::unique_ptr<RendezvousClient>(new RendezvousClient(
-          std::move(round.last.fd), std::move(round.last.cipher), round.where, options));
-    }
-    if (round.foreign == target.addresses.size()) return NamedBy(options, round.taken);
-    rejections += round.rejections;
-    if (round.all_absent) ++absences;
-    if (Status end = GiveUp(target, terms, where, round.last, rejections, absences); !end.ok()) {
-      return NamedBy(options, end);
-    }
-    if (!made) {
-      const Result<std::string> outcome = target.make();
+    if (!opened) {
+      const Result<std::string> outcome = target.open();
       if (!outcome.ok()) return NamedBy(options, outcome.status());
       obstacle = *outcome;
-      made = obstacle.empty();
-      if (made) continue;
+      opened = obstacle.empty();
+    }
+    Round round = TryAll(target, options);
+    if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
+      return std::unique_ptr<RendezvousClient>(new RendezvousClient(
+          std::move(round.last.fd), *std::move(round.last.cipher), round.where, options));
+    }
+    rejections += round.rejections;
+    if (round.all_absent) ++absences;
+    if (Status end = GiveUp(target, where, round.last, rejections, absences); !end.ok()) {
+      return NamedBy(options, end);
     }
     const Time now = SystemClock().Now();
     if (now >= options.deadline) {

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
 
 #include "bootstrap/socket.h"
@@ -13,6 +14,25 @@ namespace {
 constexpr Time kClosingLimit = kSecond;  // to flush an answer and see the other end close
 
 }  // namespace
+
+bool Session::Read(const std::function<void(const FrameParser::Frame&)>& on_frame) {
+  std::array<std::byte, 4096> buffer;
+  while (fd.valid()) {
+    const IoResult got = ReadSome(fd.get(), buffer);
+    if (got.error == EAGAIN) return true;
+    if (got.error != 0 || got.closed) return false;
+    if (state == State::kClosing) continue;
+    in.Append(std::span(buffer).first(got.bytes));
+    while (state != State::kClosing) {
+      FrameParser::Frame frame;
+      const FrameParser::Next next = in.Pop(&frame);
+      if (next == FrameParser::Next::kNeedMore) break;
+      if (next == FrameParser::Next::kMalformed) return false;
+      on_frame(frame);
+    }
+  }
+  return true;
+}
 
 void Session::Send(MessageKind kind, Bytes body) {
   if (!AppendFrame(static_cast<uint8_t>(kind), body, &out, seal ? &*seal : nullptr)) {
@@ -25,6 +45,11 @@ void Session::Dismiss(MessageKind kind, Bytes body) {
   state = Session::State::kClosing;
   deadline = SystemClock().Now() + kClosingLimit;
   Send(kind, body);
+}
+
+void Session::Close() {
+  fd.Reset();
+  state = State::kClosing;
 }
 
 void Session::Flush() {

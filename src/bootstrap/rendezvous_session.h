@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -30,15 +31,20 @@ struct Session {
   uint32_t rank = 0;  // from the handshake
   uint32_t pid = 0;   // from the registration
   FrameParser in{kMaxFromRank};
-  std::optional<Aead> seal;  // over TCP
+  std::optional<Aead> seal;
   std::vector<std::byte> out;
+  std::optional<std::vector<std::byte>> blob;  // that waits for those of other ranks
   bool shut = false;
 
+  // Reads what has arrived and passes the frames on until the session is closing. Returns false if
+  // the other end has gone, or has sent what is no frame.
+  bool Read(const std::function<void(const FrameParser::Frame&)>& on_frame);
   // Sends what the socket takes now; the rest stays in `out`.
   void Flush();
   void Send(MessageKind kind, Bytes body);
   // Sends the last message, then closes when the other end has closed.
   void Dismiss(MessageKind kind, Bytes body);
+  void Close();
   bool member() const { return state == State::kJoined || state == State::kDone; }
   bool own() const { return pid == static_cast<uint32_t>(getpid()); }  // of this process
 };

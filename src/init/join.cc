@@ -57,16 +57,22 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   TransportSelection transport(rank, nranks, options.environment, TakesDeviceSlices(options));
   transport.Advertise(&join_options);
   FAULT_POINT("shm.after_create");
+  HostMap hosts;
+  Result<std::unique_ptr<Transport>> end = InternalError("no transport");
+  join_options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
+    std::vector<uint64_t> identities;
+    for (const Peer& peer : mesh->peers) identities.push_back(peer.info.host_id);
+    hosts = HostMap(identities);
+    end = transport.Choose({.mesh = mesh,
+                            .rendezvous = rendezvous,
+                            .limits = {.deadline = join_options.deadline,
+                                       .timeout_ms = options.init_timeout_ms,
+                                       .check = [rendezvous] { return rendezvous->Check(); }}},
+                           hosts);
+    return end.status();
+  };
   Result<Mesh> mesh = join(join_options);
   if (!mesh.ok()) return mesh.status();
-  std::vector<uint64_t> identities;
-  for (const Peer& peer : mesh->peers) identities.push_back(peer.info.host_id);
-  const HostMap hosts(identities);
-  Result<std::unique_ptr<Transport>> end = transport.Choose(&*mesh, hosts,
-                                                            {.deadline = join_options.deadline,
-                                                             .timeout_ms = options.init_timeout_ms,
-                                                             .cancelled = cancelled});
-  if (!end.ok()) return end.status();
   const std::string name = (*end)->caps().name;
 
   CommEnds ends;

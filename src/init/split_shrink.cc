@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -59,16 +60,28 @@ Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
   return all;
 }
 
-// On destruction stops the listener of the id. This has no effect if all ranks have joined.
-struct Abandonment {
-  std::shared_ptr<std::atomic<bool>> abandoned;
+// An id that this rank has made, for ranks that come at once. On destruction it serves no longer,
+// which has no effect if all ranks have joined.
+class OwnId {
+ public:
+  OwnId() = default;
+  OwnId(const OwnId&) = delete;
+  OwnId& operator=(const OwnId&) = delete;
+  ~OwnId() { Withdraw(); }
 
-  Abandonment() = default;
-  Abandonment(const Abandonment&) = delete;
-  Abandonment& operator=(const Abandonment&) = delete;
-  ~Abandonment() {
-    if (abandoned != nullptr) abandoned->store(true);
+  Result<UniqueId> Create(const Environment& environment) {
+    Withdraw();
+    Result<UniqueId> id = CreateUniqueId(environment, /*at_once=*/true);
+    if (id.ok()) id_ = *id;
+    return id;
   }
+  void Withdraw() {
+    if (id_) WithdrawUniqueId(*id_);
+    id_.reset();
+  }
+
+ private:
+  std::optional<UniqueId> id_;
 };
 
 // Ranks of one process can use other transports only if they are made together.
@@ -90,7 +103,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   const bool takes_part = color >= 0;
   UniqueId own;
   Status failure;
-  Abandonment id_of_this_rank;
+  OwnId id_of_this_rank;
   const Status prepared = CatchOutOfMemory([&] {
     for (int r = 0; r < parent->nranks(); ++r) {
       if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
@@ -101,8 +114,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
     if (!takes_part) return Status::Ok();
     failure = bootstrap::EnsureDescriptors(members.size());
     if (!failure.ok() || members.front() != rank) return Status::Ok();
-    id_of_this_rank.abandoned = std::make_shared<std::atomic<bool>>(false);
-    Result<UniqueId> id = CreateUniqueId(options.environment, id_of_this_rank.abandoned);
+    Result<UniqueId> id = id_of_this_rank.Create(options.environment);
     failure = id.status();
     if (!id.ok()) return Status::Ok();
     own = *std::move(id);
@@ -141,7 +153,6 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
       static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
       [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
   if (!joined.ok()) return parent->CauseOf(joined.status());
-  id_of_this_rank.abandoned = nullptr;
   return joined;
 }
 
@@ -149,12 +160,8 @@ Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitO
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
   ShrinkAgreement::Steps steps;
-  auto abandoned = std::make_shared<std::atomic<bool>>(false);  // for the id of the current round
-  steps.create_id = [&] {
-    abandoned->store(true);
-    abandoned = std::make_shared<std::atomic<bool>>(false);
-    return CreateUniqueId(options.environment, abandoned);
-  };
+  OwnId id_of_this_round;
+  steps.create_id = [&] { return id_of_this_round.Create(options.environment); };
   steps.join = [&](const UniqueId& id, const ShrinkAgreement::Outcome& outcome,
                    const std::atomic<bool>* cancelled) -> Status {
     const auto place =
@@ -167,7 +174,7 @@ Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitO
         static_cast<int>(outcome.members.size()), static_cast<int>(place), joining,
         [&](const JoinOptions& join) { return JoinWithId(id, join); }, cancelled);
     if (!joined.ok()) {
-      abandoned->store(true);
+      id_of_this_round.Withdraw();
       return joined.status();
     }
     shrunk.communicator = *std::move(joined);
@@ -175,7 +182,6 @@ Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitO
   };
   Result<ShrinkAgreement::Outcome> outcome =
       parent->shrink_agreement()->Agree(excluded, parent->completed(), deadline, steps);
-  abandoned->store(true);  // no effect if all ranks have joined
   if (!outcome.ok()) {
     return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);
   }

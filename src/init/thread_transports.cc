@@ -14,7 +14,6 @@
 
 #include "base/thread.h"
 #include "bootstrap/crypto.h"
-#include "bootstrap/exchange.h"
 #include "init/transport_table.h"
 #include "transport/loopback/loopback.h"
 #include "transport/transport_factory.h"
@@ -55,15 +54,18 @@ Status ConnectInProcess(const Factories& ends, const Environment& environment) {
   if (!meshes.ok()) return meshes.status();
   std::atomic<bool> failed{false};
   const int timeout_ms = environment.init_timeout_ms;
-  const ExchangeTerms terms{.deadline = SystemClock().Now() + timeout_ms * kMillisecond,
-                            .timeout_ms = timeout_ms,
-                            .cancelled = &failed};
+  const ConnectLimits limits{.deadline = SystemClock().Now() + timeout_ms * kMillisecond,
+                             .timeout_ms = timeout_ms,
+                             .check = [&failed] {
+                               return failed ? RemoteError("another rank has failed")
+                                             : Status::Ok();
+                             }};
   std::vector<Status> statuses(ends.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ends.size(); ++rank) {
     Result<std::thread> thread = StartThread("inccl-connect", [&, rank] {
       statuses[rank] =
-          CatchOutOfMemory([&] { return ends[rank]->Connect((*meshes)[rank], terms); });
+          CatchOutOfMemory([&] { return ends[rank]->Connect((*meshes)[rank], limits); });
       if (!statuses[rank].ok()) failed = true;
     });
     if (!thread.ok()) {

@@ -77,10 +77,9 @@ Result<TransportSelection::Offers> TransportSelection::FirstOffers(const Mesh& m
   return offers;
 }
 
-Result<TransportSelection::Offers> TransportSelection::Exchange(Mesh* mesh,
-                                                                const TransportOffer& mine,
-                                                                const ExchangeTerms& terms) const {
-  Result<std::vector<std::vector<std::byte>>> blobs = ExchangeBlobs(mesh, mine.Encode(), terms);
+Result<TransportSelection::Offers> TransportSelection::Exchange(const Joining& joining,
+                                                                const TransportOffer& mine) const {
+  Result<bootstrap::Blobs> blobs = joining.rendezvous->Exchange(mine.Encode());
   if (!blobs.ok()) return blobs.status();
   Offers offers;
   for (const std::vector<std::byte>& blob : *blobs) {
@@ -125,9 +124,9 @@ TransportOffer TransportSelection::OfferOf(const std::string& name, bool needed,
   return later_offer_;
 }
 
-Status TransportSelection::Attach(const Attempt& attempt, Mesh* mesh, const Places& places,
-                                  const Offers& offers, const ExchangeTerms& terms) const {
-  for (Peer& peer : mesh->peers) {
+Status TransportSelection::Attach(const Attempt& attempt, const Joining& joining,
+                                  const Places& places, const Offers& offers) const {
+  for (Peer& peer : joining.mesh->peers) {
     const int other = peer.info.rank;
     if (other == rank_ || table_.Of(rank_, other) != PairTable::kNone ||
         !CanUse(attempt, places, rank_, other)) {
@@ -136,11 +135,12 @@ Status TransportSelection::Attach(const Attempt& attempt, Mesh* mesh, const Plac
     Status status = attempt.factory->Attach(&peer, offers[static_cast<size_t>(other)].payload);
     if (!status.ok()) return status;
   }
-  return attempt.factory == nullptr ? Status::Ok() : attempt.factory->Connect(*mesh, terms);
+  if (attempt.factory == nullptr) return Status::Ok();
+  return attempt.factory->Connect(*joining.mesh, joining.limits);
 }
 
-Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mesh,
-                               const Places& places, const ExchangeTerms& terms) {
+Status TransportSelection::Try(const std::string& name, Offers offers, const Joining& joining,
+                               const Places& places) {
   const auto number = static_cast<int>(attempts_.size());
   Attempt& attempt = attempts_.emplace_back();
   attempt.row = &RowOf(name);
@@ -150,7 +150,7 @@ Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mes
     attempt.factory = std::move(first_);
   } else {
     const TransportOffer mine = OfferOf(name, Needed(attempt, places, rank_), &attempt.factory);
-    Result<Offers> further = Exchange(mesh, mine, terms);
+    Result<Offers> further = Exchange(joining, mine);
     if (!further.ok()) return further.status();
     offers = *std::move(further);
   }
@@ -158,15 +158,15 @@ Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mes
   if (Needed(attempt, places)) {
     TransportOffer attached;
     attached.transport = name;
-    attached.status = Attach(attempt, mesh, places, offers, terms);
+    attached.status = Attach(attempt, joining, places, offers);
     if (attempt.row->attach_needs_peers) {
-      Result<Offers> all = Exchange(mesh, attached, terms);
+      Result<Offers> all = Exchange(joining, attached);
       if (!all.ok()) return all.status();
       for (size_t rank = 0; rank < all->size(); ++rank) {
         if (attempt.of_rank[rank].ok()) attempt.of_rank[rank] = (*all)[rank].status;
       }
       if (attempt.row->tries_paths && Needed(attempt, places)) {
-        Status tried = TryPaths(&attempt, mesh, places, terms);
+        Status tried = TryPaths(&attempt, joining, places);
         if (!tried.ok()) return tried;
       }
     } else if (!attached.status.ok()) {
@@ -177,8 +177,8 @@ Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mes
   return Status::Ok();
 }
 
-Status TransportSelection::TryPaths(Attempt* attempt, Mesh* mesh, const Places& places,
-                                    const ExchangeTerms& terms) {
+Status TransportSelection::TryPaths(Attempt* attempt, const Joining& joining,
+                                    const Places& places) {
   std::vector<int> peers;
   for (int peer = 0; peer < nranks_; ++peer) {
     if (peer != rank_ && table_.Of(rank_, peer) == PairTable::kNone &&
@@ -188,14 +188,14 @@ Status TransportSelection::TryPaths(Attempt* attempt, Mesh* mesh, const Places& 
   }
   std::vector<PathFailure> failures;
   if (!peers.empty()) {
-    Result<std::vector<PathFailure>> tried = attempt->factory->TryPaths(peers, terms);
+    Result<std::vector<PathFailure>> tried = attempt->factory->TryPaths(peers, joining.limits);
     if (!tried.ok()) return Error(tried.status());
     failures = *std::move(tried);
   }
   TransportOffer mine;
   mine.transport = attempt->row->name;
   mine.payload = EncodePathFailures(failures);
-  Result<Offers> all = Exchange(mesh, mine, terms);
+  Result<Offers> all = Exchange(joining, mine);
   if (!all.ok()) return all.status();
   for (int rank = 0; rank < nranks_; ++rank) {
     Result<std::vector<PathFailure>> of_rank =
@@ -332,8 +332,9 @@ void TransportSelection::WarnOfFailures(const char* name) const {
       nranks_, name, reasons);
 }
 
-Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh, const HostMap& hosts,
-                                                              const ExchangeTerms& terms) {
+Result<std::unique_ptr<Transport>> TransportSelection::Choose(const Joining& joining,
+                                                              const HostMap& hosts) {
+  Mesh* const mesh = joining.mesh;
   std::vector<uint64_t> identities;
   for (const Peer& peer : mesh->peers) identities.push_back(peer.info.machine_id);
   const HostMap machines(identities);
@@ -345,13 +346,17 @@ Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh, const 
   for (const TransportOffer& offer : *offers) link_mbps_ = std::min(link_mbps_, offer.link_mbps);
   for (const std::string& name : names_) {
     if (!attempts_.empty() && CheckComplete(places).ok()) break;
-    Status status = Try(name, *offers, mesh, places, terms);
+    Status status = Try(name, *offers, joining, places);
     if (!status.ok()) return status;
   }
   for (Peer& peer : mesh->peers) peer.fds.clear();
   first_.reset();
   later_shm_.reset();
-  if (Status status = CheckComplete(places); !status.ok()) return status;
+  if (Status status = CheckComplete(places); !status.ok()) {
+    // All ranks come to this: they wait for each other, so that none is blamed by those behind it.
+    (void)joining.rendezvous->Exchange({});
+    return status;
+  }
   Result<std::unique_ptr<Transport>> made = Compose();
   if (made.ok()) WarnOfFailures((*made)->caps().name);
   return made;

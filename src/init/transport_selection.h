@@ -17,7 +17,7 @@
 
 #include "base/status.h"
 #include "bootstrap/bootstrap.h"
-#include "bootstrap/exchange.h"
+#include "bootstrap/rendezvous_client.h"
 #include "config/variables.h"
 #include "init/transport_offer.h"
 #include "init/transport_table.h"
@@ -27,6 +27,13 @@
 #include "transport/transport_factory.h"
 
 namespace inccl {
+
+// The ranks have their connections, and wait for each other.
+struct Joining {
+  Mesh* mesh;
+  bootstrap::RendezvousClient* rendezvous;
+  ConnectLimits limits;
+};
 
 // The selection of one rank, which is a process or joins like one. Call Advertise, join, then
 // Choose.
@@ -40,8 +47,7 @@ class TransportSelection {
   // Attaches to each peer over the first transport that the two ranks can use. Exchanges the offers
   // of a further transport only if a pair of ranks still needs one. Returns a composite transport
   // if the pairs use several. The text of an error begins with "rank r/n: init:".
-  Result<std::unique_ptr<Transport>> Choose(Mesh* mesh, const HostMap& hosts,
-                                            const ExchangeTerms& terms);
+  Result<std::unique_ptr<Transport>> Choose(const Joining& joining, const HostMap& hosts);
   // After Choose: whether every rank's offer has device_slices.
   bool all_device_slices() const { return device_slices_; }
   // After Choose: the least TransportOffer::link_mbps; 0 if a rank does not know its own.
@@ -62,20 +68,19 @@ class TransportSelection {
   TransportOffer Make(const std::string& name, std::unique_ptr<TransportFactory>* made) const;
   // The offers that came with the join.
   Result<Offers> FirstOffers(const Mesh& mesh) const;
-  Result<Offers> Exchange(Mesh* mesh, const TransportOffer& mine, const ExchangeTerms& terms) const;
+  Result<Offers> Exchange(const Joining& joining, const TransportOffer& mine) const;
   // Tries the next transport: assigns it to the pairs that have none and can use it. `offers` are
   // those of the first one.
-  Status Try(const std::string& name, Offers offers, Mesh* mesh, const Places& places,
-             const ExchangeTerms& terms);
+  Status Try(const std::string& name, Offers offers, const Joining& joining, const Places& places);
   // This rank's offer of a further transport; an empty one if this rank does not need it.
   TransportOffer OfferOf(const std::string& name, bool needed,
                          std::unique_ptr<TransportFactory>* made);
   // Attaches to this rank's peers of unassigned pairs that can use the transport, and connects.
-  Status Attach(const Attempt& attempt, Mesh* mesh, const Places& places, const Offers& offers,
-                const ExchangeTerms& terms) const;
+  Status Attach(const Attempt& attempt, const Joining& joining, const Places& places,
+                const Offers& offers) const;
   // Tries the paths of this rank's pairs and exchanges what came of it, so that both ranks of a
   // pair know.
-  Status TryPaths(Attempt* attempt, Mesh* mesh, const Places& places, const ExchangeTerms& terms);
+  Status TryPaths(Attempt* attempt, const Joining& joining, const Places& places);
   void Assign(int number, const Places& places);
   bool CanUse(const Attempt& attempt, const Places& places, int a, int b) const;
   // Whether a pair without a transport can use this one, or (`rank` >= 0) a pair of that rank.

@@ -6,17 +6,25 @@
 #define INCCL_TRANSPORT_TRANSPORT_FACTORY_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
-#include "bootstrap/exchange.h"
 #include "bootstrap/mesh.h"
 #include "transport/transport.h"
 
 namespace inccl {
+
+// While ranks wait for each other.
+struct ConnectLimits {
+  Time deadline = kNever;
+  int timeout_ms = 0;  // the length of the deadline, for messages
+  std::function<Status()> check = [] { return Status::Ok(); };  // its error ends the wait
+};
 
 // Why data does not get from or to a peer.
 struct PathFailure {
@@ -32,14 +40,14 @@ class TransportFactory {
   // `payload` is the peer's. Called once for each peer to which lanes will be opened.
   virtual Status Attach(Peer* peer, std::span<const std::byte> payload) = 0;
   // Called once, after all Attach, on all ranks at a time: makes the connections that take two. It
-  // names the peer that fails, and ends by the deadline of `terms`.
-  virtual Status Connect(const Mesh& /*mesh*/, const ExchangeTerms& /*terms*/) {
+  // names the peer that fails, and ends by the deadline.
+  virtual Status Connect(const Mesh& /*mesh*/, const ConnectLimits& /*limits*/) {
     return Status::Ok();
   }
   // Tries whether data gets to these peers and from them. Called after all ranks have connected;
   // the peers try this rank at the same time.
   virtual Result<std::vector<PathFailure>> TryPaths(std::span<const int> /*peers*/,
-                                                    const ExchangeTerms& /*terms*/) {
+                                                    const ConnectLimits& /*limits*/) {
     return std::vector<PathFailure>();
   }
   // Called once, after Connect. `alone`: no rank of the communicator has another transport, so

@@ -81,8 +81,7 @@ class AttackTest : public ::testing::Test {
     EXPECT_TRUE(id.ok());
     id_ = *id;
     address_ = SocketAddress::Tcp(id_.addresses[0]);
-    terms_.key = Hkdf(id_.secret.bytes(), id_.nonce, "inccl rendezvous").value();
-    terms_.communicator = id_.nonce;
+    terms_ = TargetOf(id_).terms;
   }
   void ExpectTheJobJoins(int n = 3) {
     for (const Result<Mesh>& mesh : JoinThreads(id_, n)) {
@@ -234,21 +233,15 @@ int Open(std::vector<std::unique_ptr<Stranger>>* connections) {
 class FloodTest : public ::testing::Test {
  protected:
   void StartLauncherRoot(int nranks) {
-    Result<UniqueFd> listener = Listen(SocketAddress::Unix(name_));
-    ASSERT_TRUE(listener.ok());
-    RootOptions options;
-    options.same_uid_only = true;
-    options.nranks = nranks;
+    MeetingOptions options;
+    options.root.nranks = nranks;
     options.handshake_limit = 20 * kSecond;
-    options.listeners.push_back(*std::move(listener));
-    terms_ = options.terms;
-    ASSERT_TRUE(StartRoot(std::move(options)).ok());
+    target_ = OpenMeeting(SocketAddress::Unix(name_), options);
   }
   // What a rank does up to the last message.
   Status Join(int rank, int nranks) {
     const auto client = RendezvousClient::Connect(
-        {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
-        {.rank = rank, .nranks = nranks, .deadline = SystemClock().Now() + 20 * kSecond});
+        target_, {.rank = rank, .nranks = nranks, .deadline = SystemClock().Now() + 20 * kSecond});
     if (!client.ok()) return client.status();
     Registration registration;
     registration.record.rank = static_cast<uint32_t>(rank);
@@ -269,15 +262,14 @@ class FloodTest : public ::testing::Test {
   }
 
   const std::string name_ = "inccl-flood-" + std::to_string(getpid());
-  HandshakeTerms terms_;
+  RootTarget target_;
 };
 
 // It knows the key, but belongs to a world of another size, and comes when the ranks have joined.
 TEST_F(FloodTest, ARankOfAnotherWorldThatRegistersLateIsTurnedAway) {
   StartLauncherRoot(2);
   const auto late = RendezvousClient::Connect(
-      {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
-      {.rank = 2, .nranks = 3, .deadline = SystemClock().Now() + 20 * kSecond});
+      target_, {.rank = 2, .nranks = 3, .deadline = SystemClock().Now() + 20 * kSecond});
   ASSERT_TRUE(late.ok()) << late.status().message();
   ExpectTheRanksJoin(2);
   Registration registration;
@@ -386,17 +378,13 @@ UniqueIdAddress ChooseLoopback() {
 
 TEST(RootTest, TheSlowAreCutOff) {
   const Baseline baseline;
-  Result<UniqueFd> listener = Listen(SocketAddress::Tcp(ChooseLoopback()));
-  ASSERT_TRUE(listener.ok());
   UniqueIdAddress address = ChooseLoopback();
-  address.port = LocalPort(listener->get()).value();
-  RootOptions options;
+  ASSERT_TRUE(ListenAt(&address).ok());  // closes it again
+  MeetingOptions options;
   options.handshake_limit = 200 * kMillisecond;
-  options.lifetime = kSecond;
-  options.listeners.push_back(*std::move(listener));
-  const HandshakeTerms terms = options.terms;
-  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  options.root.lifetime = kSecond;
   const SocketAddress target = SocketAddress::Tcp(address);
+  const RootTarget meeting = OpenMeeting(target, options);
   {
     Stranger slow(target);
     ASSERT_EQ(slow.Read(kGreetingBytes).size(), kGreetingBytes);
@@ -411,7 +399,7 @@ TEST(RootTest, TheSlowAreCutOff) {
     // One that authenticated and then never registers.
     Stranger silent(target);
     ClientHandshake handshake;
-    handshake.Start(&terms, {.rank = 0, .nranks = 1}, Nonce{});
+    handshake.Start(&meeting.terms, {.rank = 0, .nranks = 1}, Nonce{});
     handshake.Feed(silent.Read(kGreetingBytes));
     silent.Send(handshake.hello());
     ASSERT_EQ(handshake.Feed(silent.Read(kReplyBytes)), ClientHandshake::State::kDone);
@@ -419,8 +407,7 @@ TEST(RootTest, TheSlowAreCutOff) {
   }
   // A registration that completes it, so that the thread ends.
   const auto client = RendezvousClient::Connect(
-      {.addresses = {target}}, terms,
-      {.rank = 0, .nranks = 1, .deadline = SystemClock().Now() + 10 * kSecond});
+      meeting, {.rank = 0, .nranks = 1, .deadline = SystemClock().Now() + 10 * kSecond});
   ASSERT_TRUE(client.ok()) << client.status().message();
   Registration registration;
   registration.nranks = 1;
@@ -444,8 +431,7 @@ TEST_F(FloodTest, TheOwnRankLearnsOfADeathThatIsSeenBeforeItsLastMessage) {
   std::vector<std::unique_ptr<RendezvousClient>> clients;
   for (const int rank : {2, 0, 1}) {  // the one that dies comes first
     auto client = RendezvousClient::Connect(
-        {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
-        {.rank = rank, .nranks = kRanks, .deadline = SystemClock().Now() + 20 * kSecond});
+        target_, {.rank = rank, .nranks = kRanks, .deadline = SystemClock().Now() + 20 * kSecond});
     ASSERT_TRUE(client.ok()) << client.status().message();
     clients.push_back(*std::move(client));
     Registration registration;
@@ -481,11 +467,10 @@ TEST(OtherUserTest, CannotServeARendezvousOfOurs) {
   });
   RootTarget target;
   target.addresses.push_back(SocketAddress::Unix(name));
-  target.same_uid_only = true;
   target.may_come_later = true;
   const Status status =
       RendezvousClient::Connect(
-          target, {}, {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond})
+          target, {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond})
           .status();
   EXPECT_EQ(status.code(), Code::kInvalidUsage);
   EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
@@ -524,77 +509,32 @@ Launcher JobOf(int rank, const std::string& name) {
   return launcher;
 }
 
-// The names that a job will use can be told from its number, so another user may have them before.
-class SquattedNamesTest : public ::testing::TestWithParam<bool> {};
-
-TEST_P(SquattedNamesTest, ArePassedOver) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
-  std::vector<std::string> names = *RendezvousNames(JobOf(0, "squatted"), 0);
-  ASSERT_GE(names.size(), 3u);
-  names.resize(names.size() - 1);
-  Processes processes;
-  TakeNames(&processes, names, GetParam());
-  OnThreads(3, [&](int rank) {
-    const Result<Mesh> mesh = JoinWithLauncher(JobOf(rank, "squatted"), 0, Options(rank, 3));
-    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
-    EXPECT_EQ(mesh->peers.size(), 3u);
-  });
-}
-INSTANTIATE_TEST_SUITE_P(Listening, SquattedNamesTest, ::testing::Bool());
-
-// The rendezvous is at the second name. Then the first, where it might have been, is free, too.
-TEST(OtherUserTest, ASecondRank0IsToldAtOnceAtTheNameThatIsLeft) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
-  const Baseline baseline;
-  Processes processes;
-  const pid_t squatter =
-      TakeNames(&processes, {RendezvousNames(JobOf(0, "second"), 0)->front()}, /*listens=*/true);
-  int go[2][2];
-  for (auto& pipe : go) ASSERT_EQ(pipe2(pipe, O_CLOEXEC), 0);
-  const auto come = [launcher = JobOf(0, "second"), first = getpid()](int ready) {
-    char byte = 0;
-    if (read(ready, &byte, 1) != 1) return 2;
-    const double start = Seconds();
-    const Status status = JoinWithLauncher(launcher, 0, Options(0, 3)).status();
-    EXPECT_EQ(status.code(), Code::kInvalidUsage);
-    EXPECT_CONTAINS(status.message(), "rank 0/3: init: rank 0 is claimed twice: first by 0@");
-    EXPECT_CONTAINS(status.message(), ":" + std::to_string(first) + ", then by 0@");
-    EXPECT_LT(Seconds() - start, 10.0 * kSlowness) << "long before its deadline";
-    return 0;
-  };
-  const pid_t others[] = {processes.Start([&] { return come(go[0][0]); }),
-                          processes.Start([&] { return come(go[1][0]); })};
-  const auto expect_told = [&](int other) {
-    EXPECT_EQ(write(go[other][1], "g", 1), 1);
-    EXPECT_EQ(processes.Wait(others[other]), 0);
-  };
-  OnThreads(3, [&](int rank) {
-    if (rank == 2) {  // the others are there, so the first has the rank
-      usleep(100000);
-      expect_told(0);
-      kill(squatter, SIGKILL);
-      EXPECT_TRUE(WIFSIGNALED(processes.Wait(squatter)));
-      expect_told(1);
-    }
-    const Result<Mesh> mesh = JoinWithLauncher(JobOf(rank, "second"), 0, Options(rank, 3));
-    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
-  });
-  for (const auto& pipe : go) {
-    close(pipe[0]);
-    close(pipe[1]);
-  }
-}
-
-TEST(OtherUserTest, WhoHoldsAllNamesIsNamed) {
+// The name of a job can be guessed, so another user may have it before.
+TEST(OtherUserTest, WhoHoldsTheNameIsNamed) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   Processes processes;
   const pid_t squatter =
-      TakeNames(&processes, *RendezvousNames(JobOf(0, "all"), 0), /*listens=*/true);
+      TakeNames(&processes, {*RendezvousName(JobOf(0, "all"))}, /*listens=*/true);
   OnThreads(3, [&](int rank) {
     const Status status = JoinWithLauncher(JobOf(rank, "all"), 0, Options(rank, 3)).status();
     EXPECT_EQ(status.code(), Code::kInvalidUsage);
     EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + "/3: init: ");
     EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
+    EXPECT_CONTAINS(status.message(), "another INCCL_JOB");
+  });
+}
+
+// It answers nobody, and the kernel does not say whose it is.
+TEST(OtherUserTest, ANameThatIsTakenInSilenceIsWaitedFor) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  constexpr int kLimit = 300 * kSlowness;
+  Processes processes;
+  TakeNames(&processes, {*RendezvousName(JobOf(0, "silent"))}, /*listens=*/false);
+  OnThreads(2, [&](int rank) {
+    const Status status =
+        JoinWithLauncher(JobOf(rank, "silent"), 0, Options(rank, 3, kLimit)).status();
+    EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+    EXPECT_CONTAINS(status.message(), rank == 0 ? "another program has the place" : "has rank 0");
   });
 }
 
@@ -612,21 +552,14 @@ TEST(OtherUserTest, CannotJoinALaunchersJob) {
     Stranger stranger(SocketAddress::Unix(name));
     return stranger.Read(1).empty() ? 42 : 3;  // not even a greeting
   });
-  Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
-  ASSERT_TRUE(listener.ok());
-  RootOptions options;
-  options.same_uid_only = true;
-  options.listeners.push_back(*std::move(listener));
-  const HandshakeTerms terms = options.terms;
-  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  const RootTarget target = OpenMeeting(SocketAddress::Unix(name));
   ASSERT_EQ(write(ready[1], "g", 1), 1);
   const int status = processes.Wait(intruder);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
   close(ready[0]);
   close(ready[1]);
   const auto client = RendezvousClient::Connect(
-      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
-      {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
+      target, {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
   ASSERT_TRUE(client.ok()) << client.status().message();
   Registration registration;  // of one that never gets company, so that the thread ends
   registration.nranks = 2;
@@ -634,8 +567,7 @@ TEST(OtherUserTest, CannotJoinALaunchersJob) {
   ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
   EXPECT_EQ((*client)->Await(MessageKind::kGo).status().code(), Code::kTimeout);
   Result<std::unique_ptr<RendezvousClient>> second = RendezvousClient::Connect(
-      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
-      {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
+      target, {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
   ASSERT_TRUE(second.ok()) << second.status().message();
   registration.record.rank = 1;
   ASSERT_TRUE((*second)->Send(MessageKind::kRegister, registration.Encode()).ok());

@@ -23,6 +23,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/rendezvous_client.h"
+#include "bootstrap/rendezvous_server.h"
 #include "config/variables.h"
 #include "world/baseline.h"
 #include "world/clock.h"
@@ -45,6 +47,31 @@ inline Environment TestEnvironment(int timeout_ms = 20000 * kSlowness) {
   environment.socket_ifname = "lo";
   environment.init_timeout_ms = timeout_ms;
   return environment;
+}
+
+// Opens a meeting of this process, which no other test uses.
+inline bootstrap::RootTarget OpenMeeting(const bootstrap::SocketAddress& place,
+                                         bootstrap::MeetingOptions options = {}) {
+  EXPECT_TRUE(bootstrap::FillRandom(options.terms.communicator).ok());
+  bool in_use = false;
+  const Status status = bootstrap::RendezvousServer::Get().OpenAt(
+      options, place, {}, bootstrap::Admission::kSameUserAndContainer, &in_use);
+  EXPECT_TRUE(status.ok()) << status.message();
+  bootstrap::RootTarget target;
+  target.addresses = {place};
+  target.terms = options.terms;
+  target.same_container = place.is_unix();
+  return target;
+}
+
+// Where ranks meet by this id.
+inline bootstrap::RootTarget TargetOf(const UniqueId& id) {
+  bootstrap::RootTarget target;
+  target.addresses = {bootstrap::SocketAddress::Tcp(id.addresses.front())};
+  target.terms = {.key = bootstrap::Hkdf(id.secret.bytes(), id.nonce, "inccl rendezvous").value(),
+                  .role = bootstrap::Role::kRendezvous,
+                  .communicator = id.nonce};
+  return target;
 }
 
 // body(rank) on n threads.

@@ -13,6 +13,8 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,7 +75,7 @@ class CommIdTest : public ::testing::Test {
   }
 
   // secrets[r]: the secret file of rank r; "": none.
-  static std::vector<Result<Mesh>> JoinAll(const std::string& address, int index,
+  static std::vector<Result<Mesh>> JoinAll(const std::string& address, int number,
                                            const std::vector<std::string>& secrets,
                                            int timeout_ms = 20000 * kSlowness,
                                            const std::vector<std::string>& runs = {"", "", ""}) {
@@ -88,7 +90,8 @@ class CommIdTest : public ::testing::Test {
       JoinOptions options = Options(rank, kRanks, timeout_ms);
       options.secret_file = secrets[static_cast<size_t>(rank)];
       options.socket_ifname = "lo";
-      meshes[static_cast<size_t>(rank)] = JoinAtAddress(address, launcher, index, options);
+      meshes[static_cast<size_t>(rank)] =
+          JoinAtAddress(address, launcher, static_cast<uint32_t>(number), options);
     });
     return meshes;
   }
@@ -111,6 +114,103 @@ TEST_F(CommIdTest, OneAddressServesOneCommunicatorAfterTheOther) {
     EXPECT_NE(meshes[0]->nonce_hash, before);
     before = meshes[0]->nonce_hash;
   }
+}
+
+// In equal order on all ranks, as creations in the background are.
+TEST_F(CommIdTest, OneAddressServesSeveralAtATime) {
+  const Baseline baseline;
+  constexpr int kAtATime = 4;
+  const std::string address = FreeAddress(), secret = Secret("known to this job only");
+  for (const std::string& file : {secret, std::string()}) {
+    std::vector<std::vector<Result<Mesh>>> all(kAtATime);
+    OnThreads(kAtATime, [&](int i) {
+      all[static_cast<size_t>(i)] = JoinAll(address, i, {file, file, file});
+    });
+    std::set<uint64_t> hashes;
+    for (const std::vector<Result<Mesh>>& meshes : all) {
+      for (const Result<Mesh>& mesh : meshes) {
+        ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+        EXPECT_EQ(mesh->nonce_hash, meshes[0]->nonce_hash);
+      }
+      hashes.insert(meshes[0]->nonce_hash);
+    }
+    EXPECT_EQ(hashes.size(), size_t{kAtATime});
+  }
+}
+
+// Ranks try again, each on its own, until all of them are there.
+TEST_F(CommIdTest, AttemptsThatDoNotMeetAreMadeAgain) {
+  const Baseline baseline;
+  const std::string address = FreeAddress(), secret = Secret("known to this job only");
+  for (const int last : {0, 1, 2}) {
+    OnThreads(kRanks, [&](int rank) {
+      Launcher launcher;
+      launcher.kind = "test";
+      launcher.rank = rank;
+      launcher.nranks = kRanks;
+      launcher.run = "last " + std::to_string(last);
+      if (rank == last) usleep(1000 * kLimitMs);
+      const std::string job = launcher.run + " of rank " + std::to_string(rank);
+      for (int attempt = 0, made = 0; made < 2; ++attempt) {
+        ASSERT_LT(attempt, 50);
+        CreationNumber number(job);
+        EXPECT_EQ(number.value(), static_cast<uint32_t>(made));
+        JoinOptions options = Options(rank, kRanks, kLimitMs / (rank == 1 ? 5 : 4));
+        if (made > 0) options = Options(rank, kRanks);
+        options.secret_file = secret;
+        options.socket_ifname = "lo";
+        const Result<Mesh> mesh = JoinAtAddress(address, launcher, number.value(), options);
+        if (!mesh.ok()) continue;
+        number.Keep();
+        ++made;
+      }
+    });
+  }
+}
+
+TEST(CreationNumberTest, CountsWhatExistsOrIsBeingMade) {
+  const std::string job = "numbers";
+  {
+    CreationNumber zero(job), one(job), other("another job");
+    EXPECT_EQ(zero.value(), 0u);
+    EXPECT_EQ(one.value(), 1u);
+    EXPECT_EQ(other.value(), 0u);
+  }
+  auto zero = std::make_unique<CreationNumber>(job);
+  auto one = std::make_unique<CreationNumber>(job);
+  EXPECT_EQ(zero->value(), 0u);
+  zero.reset();  // fails, while a later one goes on
+  auto two = std::make_unique<CreationNumber>(job);
+  EXPECT_EQ(two->value(), 2u);
+  one->Keep();
+  one.reset();
+  two.reset();
+  EXPECT_EQ(CreationNumber(job).value(), 2u);
+}
+
+// A child that sleeps, as those of data loaders do, keeps nothing.
+TEST_F(CommIdTest, AForkedChildDoesNotKeepThePort) {
+  const Baseline baseline;
+  const std::string address = FreeAddress(), secret = Secret("known to this job only");
+  Processes processes;
+  Launcher launcher;
+  launcher.kind = "test";
+  launcher.nranks = kRanks;
+  JoinOptions options = Options(0, kRanks, kLimitMs);
+  options.secret_file = secret;
+  std::thread zero([&] { EXPECT_FALSE(JoinAtAddress(address, launcher, 0, options).ok()); });
+  usleep(100000);  // rank 0 listens
+  processes.Start([] {
+    while (true) pause();
+    return 0;
+  });
+  zero.join();
+  launcher.run = "another job";
+  JoinOptions later = Options(0, 1);
+  later.secret_file = secret;
+  launcher.nranks = 1;
+  const Result<Mesh> mesh = JoinAtAddress(address, launcher, 0, later);
+  EXPECT_TRUE(mesh.ok()) << mesh.status().message();
 }
 
 TEST_F(CommIdTest, OnLoopbackTheSecretMayBeMissing) {
@@ -265,11 +365,13 @@ TEST_F(CommIdTest, RankZeroSaysThatItsPortIsTaken) {
   options.patience = 50 * kMillisecond;
   const Result<Mesh> mesh = JoinAtAddress(address, launcher, 0, options);
   ASSERT_FALSE(mesh.ok());
-  EXPECT_CONTAINS(mesh.status().message(), "INCCL_COMM_ID: bind " + address + ": Address already");
+  const std::string why = "INCCL_COMM_ID: bind " + address +
+                          ": Address already in use (errno 98); another program has the place";
+  EXPECT_CONTAINS(mesh.status().message(), why);
   const std::string text = log.Text();
-  EXPECT_CONTAINS(text, "WARN rank 0/3: init: INCCL_COMM_ID: still cannot listen, after 50 ms: ");
-  EXPECT_CONTAINS(text, "bind " + address + ": Address already in use (errno 98); another program");
-  EXPECT_EQ(text.find("still cannot"), text.rfind("still cannot")) << text;
+  EXPECT_CONTAINS(text, "WARN rank 0/3: init: still no rendezvous at " + address);
+  EXPECT_CONTAINS(text, why);
+  EXPECT_EQ(text.find("still no"), text.rfind("still no")) << text;
 }
 
 TEST_F(CommIdTest, RankZeroCannotListenElsewhere) {

@@ -123,8 +123,6 @@ TEST_P(ContainerTest, AStrangerIsNotGreeted) {
   using namespace bootstrap;  // NOLINT(build/namespaces)
   const std::string name =
       "inccl-container-" + std::to_string(parent_) + "-" + std::to_string(GetParam());
-  Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
-  ASSERT_TRUE(listener.ok());
   int ready[2];
   ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
   Processes processes;
@@ -140,19 +138,14 @@ TEST_P(ContainerTest, AStrangerIsNotGreeted) {
       return ReadSome(fd->get(), greeting).bytes == 0 ? 42 : 5;
     });
   });
-  RootOptions options;
-  options.same_uid_only = true;
-  options.listeners.push_back(*std::move(listener));
-  const HandshakeTerms terms = options.terms;
-  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  const RootTarget target = OpenMeeting(SocketAddress::Unix(name));
   ASSERT_EQ(write(ready[1], "g", 1), 1);
   const int status = processes.Wait(stranger);
   close(ready[0]);
   close(ready[1]);
   // One that may come, so that the rendezvous ends.
   const auto client = RendezvousClient::Connect(
-      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
-      {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond});
+      target, {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond});
   ASSERT_TRUE(client.ok()) << client.status().message();
   Registration registration;
   registration.nranks = 2;

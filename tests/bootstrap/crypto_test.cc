@@ -139,7 +139,7 @@ TEST_F(HandshakeTest, TheDocumentedBytes) {
   client_nonce.fill(std::byte{0xBB});
   ServerHandshake server;
   server.Start(&terms_, server_nonce, 0x0506);
-  std::vector<std::byte> greeting = Copy(AsBytes(std::string_view("icl2\2\0\0\0", 8)));
+  std::vector<std::byte> greeting = Copy(AsBytes(std::string_view("icl2\3\0\0\0", 8)));
   const std::vector<std::byte> listener = FromHex("0605000000000000");
   greeting.insert(greeting.end(), listener.begin(), listener.end());
   greeting.insert(greeting.end(), server_nonce.begin(), server_nonce.end());
@@ -149,7 +149,7 @@ TEST_F(HandshakeTest, TheDocumentedBytes) {
   EXPECT_EQ(Copy(server.greeting()), greeting);
   // The client is this test, with a key pair of its own.
   const KeyExchange exchange = KeyExchange::Create().value();
-  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\2\1\7\0", 8)));
+  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\3\1\7\0", 8)));
   hello.insert(hello.end(), terms_.communicator.begin(), terms_.communicator.end());
   const std::vector<std::byte> ranks = FromHex("02010000040300000605000000000000");
   hello.insert(hello.end(), ranks.begin(), ranks.end());
@@ -296,10 +296,10 @@ TEST_F(HandshakeTest, ARecordingIsWorthless) {
 TEST_F(HandshakeTest, VersionsThatDiffer) {
   Ends ends = Begin(&terms_, &terms_);
   std::vector<std::byte> greeting = Copy(ends.server.greeting());
-  greeting[4] = std::byte{3};
+  greeting[4] = std::byte{4};
   EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
   EXPECT_EQ(ends.client.fault(), HandshakeFault::kVersion);
-  EXPECT_EQ(ends.client.server_version(), 3);
+  EXPECT_EQ(ends.client.server_version(), 4);
 }
 
 TEST_F(HandshakeTest, MoreThanWantedAndAfterTheEnd) {

@@ -1,206 +1,190 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rounds of blobs over the connections of a mesh.
-#include "bootstrap/exchange.h"
-
-#include <fcntl.h>
+// What ranks give each other at the rendezvous while they join: blobs of all sizes arrive at all
+// ranks; who fails, leaves or says nothing meanwhile is named to the others.
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstring>
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
 
-#include "base/bytes.h"
 #include "bootstrap/bootstrap_world.h"
-#include "bootstrap/meshes.h"
+#include "bootstrap/messages.h"
 
 namespace inccl::test {
 namespace {
 
-using Blob = std::vector<std::byte>;
+using bootstrap::Blobs;
+using bootstrap::RendezvousClient;
 
-Blob BlobOf(int rank, int round) {
+std::vector<std::byte> BlobOf(int rank, int round) {
   const size_t sizes[] = {0, 1, 1000, kMaxBlob};
-  return Blob(sizes[static_cast<size_t>(rank + round) % 4],
-              static_cast<std::byte>(16 * round + rank));
+  return std::vector<std::byte>(sizes[static_cast<size_t>(rank + round) % 4],
+                                static_cast<std::byte>(rank * 16 + round));
 }
 
-ExchangeTerms Within(int ms) {
-  return {.deadline = SystemClock().Now() + ms * kMillisecond, .timeout_ms = ms};
+// Joins n threads, whose ranks run `prepare`.
+std::vector<Result<Mesh>> Prepare(
+    int n, const std::function<Status(int rank, RendezvousClient* rendezvous)>& prepare,
+    int timeout_ms = 20000 * kSlowness) {
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment(timeout_ms));
+  EXPECT_TRUE(id.ok());
+  return JoinThreads(*id, n, [&](JoinOptions* options) {
+    options->timeout_ms = timeout_ms;
+    options->deadline = SystemClock().Now() + timeout_ms * kMillisecond;
+    options->all_pairs = 5;
+    options->prepare = [&prepare, rank = options->rank](Mesh*, RendezvousClient* rendezvous) {
+      return prepare(rank, rendezvous);
+    };
+  });
 }
 
 TEST(ExchangeTest, RoundsOfAllSizes) {
-  // All pairs have connections up to 5 ranks; then not.
-  for (const int n : {1, 2, 5, 6, 8, 11, 16, 23}) {
+  for (const int n : {1, 2, 5, 6, 23}) {
     const Baseline baseline;
-    std::vector<Mesh> meshes = MakeMeshes(n, 5);
-    EXPECT_EQ(meshes[0].graph.complete(), n <= 5);
-    OnThreads(n, [&](int rank) {
+    const auto meshes = Prepare(n, [n](int rank, RendezvousClient* rendezvous) {
       for (int round = 0; round < 4; ++round) {
-        const auto all =
-            ExchangeBlobs(&meshes[static_cast<size_t>(rank)], BlobOf(rank, round), Within(20000));
-        ASSERT_TRUE(all.ok()) << all.status().message();
-        ASSERT_EQ(all->size(), static_cast<size_t>(n));
+        const Result<Blobs> all = rendezvous->Exchange(BlobOf(rank, round));
+        if (!all.ok()) return all.status();
+        EXPECT_EQ(all->size(), static_cast<size_t>(n));
         for (int peer = 0; peer < n; ++peer) {
           EXPECT_EQ((*all)[static_cast<size_t>(peer)], BlobOf(peer, round));
         }
       }
+      return Status::Ok();
     });
+    for (const Result<Mesh>& mesh : meshes) EXPECT_TRUE(mesh.ok()) << mesh.status().message();
   }
 }
 
-// What a peer sends afterwards belongs to the next reader of the connection.
-TEST(ExchangeTest, ReadsNoByteTooMany) {
-  std::vector<Mesh> meshes = MakeMeshes(2);
-  ByteWriter message;
-  message.U32(3);
-  message.Raw(std::as_bytes(std::span("abcmore", 7)));
-  const int peer = meshes[1].peers[0].control.get();
-  ASSERT_EQ(send(peer, message.bytes().data(), message.bytes().size(), 0), 11);
-  const auto all = ExchangeBlobs(&meshes[0], {}, Within(20000));
-  ASSERT_TRUE(all.ok());
-  EXPECT_EQ((*all)[1].size(), 3u);
-  char rest[16] = "";
-  EXPECT_EQ(recv(meshes[0].peers[1].control.get(), rest, sizeof rest, 0), 4);
-  EXPECT_STREQ(rest, "more");
-}
-
-TEST(ExchangeTest, TooLargeABlobIsRefusedOnBothSides) {
-  std::vector<Mesh> meshes = MakeMeshes(2);
-  EXPECT_EQ(ExchangeBlobs(&meshes[0], Blob(kMaxBlob + 1), Within(20000)).status().code(),
-            Code::kInvalidArgument);
-  for (const uint32_t length : {static_cast<uint32_t>(kMaxBlob + 1), UINT32_MAX}) {
-    meshes = MakeMeshes(2);
-    ByteWriter message;
-    message.U32(length);
-    ASSERT_EQ(send(meshes[1].peers[0].control.get(), message.bytes().data(), 4, 0), 4);
-    const Status status = ExchangeBlobs(&meshes[0], {}, Within(20000)).status();
-    EXPECT_EQ(status.code(), Code::kInternalError);
-    EXPECT_CONTAINS(status.message(), "rank 0/2: init: peer 1@node");
-    EXPECT_CONTAINS(status.message(), std::to_string(length));
+TEST(ExchangeTest, TooLargeABlobIsRefused) {
+  const Baseline baseline;
+  const auto meshes = Prepare(3, [](int rank, RendezvousClient* rendezvous) {
+    return rendezvous->Exchange(std::vector<std::byte>(rank == 1 ? kMaxBlob + 1 : 3)).status();
+  });
+  EXPECT_EQ(meshes[1].status().code(), Code::kInvalidArgument);
+  for (const int rank : {0, 2}) {
+    EXPECT_CONTAINS(meshes[static_cast<size_t>(rank)].status().message(), "rank 1@");
+    EXPECT_CONTAINS(meshes[static_cast<size_t>(rank)].status().message(), "blob of 16385 bytes");
   }
 }
 
-TEST(ExchangeTest, APeerThatLeavesIsNamed) {
-  for (const size_t sent : {0, 2, 6}) {
-    std::vector<Mesh> meshes = MakeMeshes(3);
-    const char message[] = {9, 0, 0, 0, 'x', 'y'};
-    ASSERT_EQ(send(meshes[2].peers[0].control.get(), message, sent, 0), static_cast<ssize_t>(sent));
-    meshes[2].peers[0].control.Reset();
-    const Status status = ExchangeBlobs(&meshes[0], Blob(100), Within(20000)).status();
-    EXPECT_EQ(status.code(), Code::kRemoteError);
-    EXPECT_CONTAINS(status.message(), "peer 2@node");
+// The others hear of it at once, whether they wait for a blob, for the end or for something else.
+TEST(ExchangeTest, ARankThatFailsIsNamed) {
+  const Baseline baseline;
+  for (const int others_do : {0, 1, 2}) {
+    const double start = Seconds();
+    const auto meshes = Prepare(4, [&](int rank, RendezvousClient* rendezvous) -> Status {
+      if (rank == 2) return SystemError("no luck");
+      if (others_do == 0) return Status::Ok();
+      if (others_do == 1) return rendezvous->Exchange({}).status();
+      while (rendezvous->Check().ok()) usleep(1000);
+      return rendezvous->Check();
+    });
+    EXPECT_LT(Seconds() - start, 10.0 * kSlowness) << "long before the deadline";
+    for (int rank = 0; rank < 4; ++rank) {
+      const Status& status = meshes[static_cast<size_t>(rank)].status();
+      EXPECT_EQ(status.code(), Code::kSystemError) << status.message();
+      EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + "/4: init: ");
+      EXPECT_CONTAINS(status.message(), "no luck");
+      if (rank != 2) {
+        EXPECT_CONTAINS(status.message(), "rank 2@");
+      }
+    }
+  }
+}
+
+// All ranks come to the same result by themselves: none blames another.
+TEST(ExchangeTest, WhatAllRanksFindIsNobodysFailure) {
+  const auto meshes = Prepare(4, [](int, RendezvousClient* rendezvous) {
+    EXPECT_TRUE(rendezvous->Exchange({}).ok());
+    return InvalidUsage("no common transport");
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(meshes[static_cast<size_t>(rank)].status().message(),
+              "rank " + std::to_string(rank) + "/4: init: no common transport");
   }
 }
 
 TEST(ExchangeTest, SilenceIsATimeoutThatNamesTheSilent) {
-  std::vector<Mesh> meshes = MakeMeshes(3);
-  ByteWriter empty;
-  empty.U32(0);
-  ASSERT_EQ(send(meshes[1].peers[0].control.get(), empty.bytes().data(), 4, 0), 4);
-  const double start = Seconds();
-  const Status status = ExchangeBlobs(&meshes[0], {}, Within(100)).status();
-  EXPECT_EQ(status.code(), Code::kTimeout);
-  EXPECT_CONTAINS(status.message(), "rank 2");
-  EXPECT_CONTAINS(status.message(), "100 ms");
-  EXPECT_LT(Seconds() - start, 2.0 * kSlowness);
+  constexpr int kLimit = 500 * kSlowness;
+  for (const bool comes : {true, false}) {
+    const auto meshes = Prepare(
+        12,
+        [&](int rank, RendezvousClient* rendezvous) -> Status {
+          if (rank == 5) usleep(2000 * kLimit);
+          return comes ? Status::Ok() : rendezvous->Exchange({}).status();
+        },
+        kLimit);
+    for (const Result<Mesh>& mesh : meshes) {
+      EXPECT_EQ(mesh.status().code(), Code::kTimeout) << mesh.status().message();
+      EXPECT_CONTAINS(mesh.status().message(),
+                      comes ? "rank 5 of 12 did not complete" : "no word from rank 5 of 12 about");
+    }
+  }
 }
 
-TEST(ExchangeTest, TheSilentAreNamedBeforeTheLimit) {
-  const LogFile log;
-  std::vector<Mesh> meshes = MakeMeshes(3);
-  ByteWriter empty;
-  empty.U32(0);
-  ASSERT_EQ(send(meshes[1].peers[0].control.get(), empty.bytes().data(), 4, 0), 4);
-  ExchangeTerms terms = Within(60000);
-  std::atomic<bool> cancelled{false};
-  terms.cancelled = &cancelled;
-  terms.patience = 20 * kMillisecond;
-  std::thread reader([&] {
-    EXPECT_CONTAINS(log.Await("still waiting"),
-                    "WARN init: still waiting, after 20 ms, for rank 2 to say something about the "
-                    "transport; the limit is 60000 ms");
-    cancelled.store(true);
-  });
-  EXPECT_EQ(ExchangeBlobs(&meshes[0], {}, terms).status().code(), Code::kRemoteError);
-  reader.join();
+// Its connections close.
+TEST(ExchangeTest, ARankThatDiesIsNamed) {
+  constexpr int kRanks = 4;
+  const Baseline baseline;
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  ASSERT_TRUE(id.ok());
+  Processes processes;
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    pids.push_back(processes.Start([&, rank] {
+      JoinOptions options = Options(rank, kRanks);
+      options.prepare = [rank](Mesh*, RendezvousClient* rendezvous) {
+        EXPECT_TRUE(rendezvous->Exchange({}).ok());
+        if (rank == 1) _exit(9);
+        return rendezvous->Exchange({}).status();
+      };
+      const Status status = JoinWithId(*id, options).status();
+      EXPECT_EQ(status.code(), Code::kRemoteError) << status.message();
+      EXPECT_CONTAINS(status.message(), "peer 1@");
+      return 0;
+    }));
+  }
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const int status = processes.Wait(pids[static_cast<size_t>(rank)]);
+    EXPECT_EQ(rank == 1 ? WEXITSTATUS(status) : status, rank == 1 ? 9 : 0);
+  }
 }
 
 TEST(ExchangeTest, EndsWhenItIsCancelled) {
-  std::vector<Mesh> meshes = MakeMeshes(2);
   std::atomic<bool> cancelled{false};
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  ASSERT_TRUE(id.ok());
   std::thread canceller([&] {
-    usleep(50000);
+    usleep(100000);
     cancelled.store(true);
   });
-  ExchangeTerms terms = Within(60000);
-  terms.cancelled = &cancelled;
-  EXPECT_EQ(ExchangeBlobs(&meshes[0], {}, terms).status().code(), Code::kRemoteError);
+  const auto meshes = JoinThreads(*id, 2, [&](JoinOptions* options) {
+    options->cancelled = options->rank == 1 ? &cancelled : nullptr;
+    options->prepare = [rank = options->rank](Mesh*, RendezvousClient* rendezvous) {
+      while (rank == 0 && rendezvous->Check().ok()) usleep(1000);
+      return rank == 0 ? rendezvous->Check() : rendezvous->Exchange({}).status();
+    };
+  });
   canceller.join();
+  EXPECT_CONTAINS(meshes[1].status().message(), "this rank ended the creation");
+  EXPECT_CONTAINS(meshes[0].status().message(), "1@");
 }
 
-// In a sparse graph, where most ranks have no connection to the one that fails.
-TEST(ExchangeTest, AllNameTheRankThatLeaves) {
-  constexpr int kRanks = 12, kVictim = 5;
-  for (const size_t sent : {0, 2, 7}) {
-    std::vector<Mesh> meshes = MakeMeshes(kRanks, 1);
-    ASSERT_FALSE(meshes[0].graph.Linked(kVictim + 6, kVictim));
-    const char message[] = {9, 0, 0, 0, 'x', 'y', 'z'};
-    OnThreads(kRanks, [&](int rank) {
-      Mesh& mesh = meshes[static_cast<size_t>(rank)];
-      if (rank == kVictim) {
-        const int fd = mesh.peers[kVictim - 1].control.get();
-        EXPECT_EQ(send(fd, message, sent, 0), static_cast<ssize_t>(sent));
-      } else {
-        const Status status = ExchangeBlobs(&mesh, Blob(100), Within(20000)).status();
-        EXPECT_EQ(status.code(), Code::kRemoteError) << status.message();
-        EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + "/12: init: peer ");
-        EXPECT_CONTAINS(status.message(), "peer 5@node");
-      }
-      mesh.peers.clear();
-    });
-  }
-}
-
-// Whether the next message of a neighbour is the error of a rank that has failed: the highest bit
-// of its length.
-bool SendsError(const Peer& peer) {
-  std::array<uint8_t, 4> length{};
-  return recv(peer.control.get(), length.data(), length.size(), MSG_PEEK | MSG_DONTWAIT) == 4 &&
-         (length[3] & 0x80) != 0;
-}
-
-TEST(ExchangeTest, MalformedBlobsOfAStepAreRefused) {
-  // Rank 3 gets the blobs of ranks 5 and 6 from rank 5, in the second step.
-  struct Case {
-    std::vector<uint32_t> lengths;
-    size_t bytes;
-    const char* text;
-  };
-  for (const Case& bad : {Case{{3}, 3, "malformed"}, Case{{3, 4}, 3, "malformed"},
-                          Case{{0, 0}, 1, "malformed"}, Case{{UINT32_MAX, 0}, 0, "malformed"},
-                          Case{{1, static_cast<uint32_t>(kMaxBlob) + 1}, 1, "malformed"}}) {
-    std::vector<Mesh> meshes = MakeMeshes(8, 1);
-    ByteWriter first, second;
-    first.U32(4);
-    first.U32(0);
-    for (const uint32_t length : bad.lengths) second.U32(length);
-    for (size_t i = 0; i < bad.bytes; ++i) second.U8(7);
-    ByteWriter framed;
-    framed.U32(static_cast<uint32_t>(second.bytes().size()));
-    framed.Raw(second.bytes());
-    ASSERT_GT(send(meshes[4].peers[3].control.get(), first.bytes().data(), 8, 0), 0);
-    ASSERT_GT(
-        send(meshes[5].peers[3].control.get(), framed.bytes().data(), framed.bytes().size(), 0), 0);
-    const Status status = ExchangeBlobs(&meshes[3], {}, Within(20000)).status();
-    EXPECT_EQ(status.code(), Code::kInternalError);
-    EXPECT_CONTAINS(status.message(), "rank 3/8: init: peer 5@node");
-    EXPECT_CONTAINS(status.message(), bad.text);
-    // Its neighbours hear of it.
-    EXPECT_TRUE(SendsError(meshes[7].peers[3]));
-    EXPECT_FALSE(SendsError(meshes[2].peers[3])) << "blobs come first";
-  }
+TEST(BlobsTest, MalformedOnesAreRefused) {
+  const Blobs blobs = {BlobOf(2, 0), BlobOf(0, 0), BlobOf(1, 0)};
+  std::vector<std::byte> bytes = bootstrap::EncodeBlobs(blobs);
+  const Result<Blobs> back = bootstrap::DecodeBlobs(bytes, 3);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(*back, blobs);
+  EXPECT_FALSE(bootstrap::DecodeBlobs(bytes, 2).ok());
+  EXPECT_FALSE(bootstrap::DecodeBlobs(bytes, 4).ok());
+  EXPECT_FALSE(bootstrap::DecodeBlobs(std::span(bytes).first(bytes.size() - 1), 3).ok());
+  bytes[0] = bytes[1] = bytes[2] = bytes[3] = std::byte{255};
+  EXPECT_FALSE(bootstrap::DecodeBlobs(bytes, 3).ok());
 }
 
 }  // namespace

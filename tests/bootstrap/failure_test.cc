@@ -160,14 +160,14 @@ TEST(FailureTest, ASecondRank0OfALauncherIsToldAtOnce) {
   close(come[1]);
 }
 
-// The old rendezvous still has the name, and no longer answers.
+// Another rendezvous still has the name, and no longer answers.
 TEST(FailureTest, AnEarlierRendezvousThatIsEndingIsWaitedFor) {
   using namespace bootstrap;  // NOLINT(build/namespaces)
   const Baseline baseline;
   const std::string job = "again" + std::to_string(getpid());
-  const auto names = RendezvousNames(TestLauncher(0, 3, job), 0);
-  ASSERT_TRUE(names.ok());
-  Result<UniqueFd> earlier = Listen(SocketAddress::Unix(names->front()));
+  const auto name = RendezvousName(TestLauncher(0, 3, job));
+  ASSERT_TRUE(name.ok());
+  Result<UniqueFd> earlier = Listen(SocketAddress::Unix(*name));
   ASSERT_TRUE(earlier.ok());
   OnThreads(4, [&](int rank) {
     if (rank == 3) {
@@ -187,17 +187,13 @@ TEST(PatienceTest, TheRendezvousSaysWhoIsMissing) {
   const Baseline baseline;
   const LogFile log;
   const SocketAddress address = SocketAddress::Unix("inccl-patience-" + std::to_string(getpid()));
-  Result<UniqueFd> listener = Listen(address);
-  ASSERT_TRUE(listener.ok());
-  RootOptions options;
-  options.same_uid_only = true;
-  options.nranks = 4;
-  options.patience = kShortPatience;
-  options.listeners.push_back(*std::move(listener));
-  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  MeetingOptions options;
+  options.root.nranks = 4;
+  options.root.patience = kShortPatience;
+  const RootTarget target = OpenMeeting(address, options);
   const auto come = [&](uint32_t rank) {
     auto client = RendezvousClient::Connect(
-        {.addresses = {address}, .same_uid_only = true}, {},
+        target,
         {.rank = static_cast<int>(rank), .nranks = 4, .deadline = SystemClock().Now() + kMinute});
     EXPECT_TRUE(client.ok()) << client.status().message();
     Registration registration;
@@ -232,9 +228,8 @@ TEST(PatienceTest, RanksSayThatRank0IsMissing) {
     const Status status =
         RendezvousClient::Connect(
             {.addresses = {SocketAddress::Unix("inccl-absent-" + std::to_string(getpid()))},
-             .same_uid_only = true,
+             .terms = {},
              .may_come_later = true},
-            {},
             {.rank = thread + 1,
              .nranks = 3,
              .deadline = SystemClock().Now() + limit_ms * kMillisecond,
@@ -341,12 +336,7 @@ TEST(FailureTest, ARankWithoutDescriptorsWaitsForSome) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit none{.rlim_cur = 3, .rlim_max = limit.rlim_max};
-  const bootstrap::HandshakeTerms terms{
-      .key = *bootstrap::DeriveKey(id->secret.bytes(), "", id->nonce),
-      .role = bootstrap::Role::kRendezvous,
-      .communicator = id->nonce};
-  const bootstrap::RootTarget target{
-      .addresses = {bootstrap::SocketAddress::Tcp(id->addresses.front())}};
+  const bootstrap::RootTarget target = TargetOf(*id);
   for (const bool comes : {true, false}) {
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
     std::thread other([&] {
@@ -357,11 +347,10 @@ TEST(FailureTest, ARankWithoutDescriptorsWaitsForSome) {
     const int timeout_ms = comes ? 60000 : 400;
     const Result<std::unique_ptr<bootstrap::RendezvousClient>> client =
         bootstrap::RendezvousClient::Connect(
-            target, terms,
-            {.rank = 1,
-             .nranks = 2,
-             .deadline = SystemClock().Now() + timeout_ms * kMillisecond,
-             .timeout_ms = timeout_ms});
+            target, {.rank = 1,
+                     .nranks = 2,
+                     .deadline = SystemClock().Now() + timeout_ms * kMillisecond,
+                     .timeout_ms = timeout_ms});
     other.join();
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     EXPECT_EQ(client.ok(), comes) << client.status().message();
@@ -424,8 +413,7 @@ enum class Phase { kConnected, kAuthenticated, kRegistered, kHasTable, kFailsLou
 
 void DieAt(Phase phase, const UniqueId& id, int rank, int nranks) {
   using bootstrap::MessageKind;
-  const bootstrap::RootTarget target = {
-      .addresses = {bootstrap::SocketAddress::Tcp(id.addresses[0])}};
+  const bootstrap::RootTarget target = TargetOf(id);
   if (phase == Phase::kConnected) {
     int error = 0;
     const Result<UniqueFd> fd = bootstrap::Connect(target.addresses[0], &error);
@@ -433,12 +421,8 @@ void DieAt(Phase phase, const UniqueId& id, int rank, int nranks) {
     usleep(10000);
     return;
   }
-  const Result<bootstrap::Key> key =
-      bootstrap::Hkdf(id.secret.bytes(), id.nonce, "inccl rendezvous");
-  ASSERT_TRUE(key.ok());
   const auto client = bootstrap::RendezvousClient::Connect(
-      target, {.key = *key, .role = bootstrap::Role::kRendezvous, .communicator = id.nonce},
-      {.rank = rank, .nranks = nranks, .deadline = SystemClock().Now() + 20 * kSecond});
+      target, {.rank = rank, .nranks = nranks, .deadline = SystemClock().Now() + 20 * kSecond});
   ASSERT_TRUE(client.ok()) << client.status().message();
   if (phase == Phase::kAuthenticated) return;
   bootstrap::Registration registration;
@@ -513,7 +497,7 @@ INSTANTIATE_TEST_SUITE_P(Phases, DeathTest,
 // everybody had come so far.
 TEST(FailureTest, KilledAtAnyMoment) {
   const Baseline baseline;
-  for (int round = 0; round < 12; ++round) {
+  for (uint32_t round = 0; round < 12; ++round) {
     Processes processes;
     std::vector<pid_t> pids;
     for (int rank = 0; rank < 4; ++rank) {

@@ -103,9 +103,27 @@ Launcher TestLauncher(int rank, int nranks, const std::string& name) {
   return launcher;
 }
 
+// One listener and one thread serve all ids of a process.
+TEST(JoinTest, ManyIdsCostLittle) {
+  ASSERT_TRUE(CreateUniqueId(TestEnvironment()).ok());
+  const Holdings before = Holdings::Now();
+  std::vector<UniqueId> ids;
+  for (int i = 0; i < 300; ++i) ids.push_back(CreateUniqueId(TestEnvironment()).value());
+  const Holdings after = Holdings::Now();
+  EXPECT_EQ(after.threads, before.threads);
+  EXPECT_EQ(after.fds, before.fds);
+  for (const int i : {0, 299}) {
+    for (const Result<Mesh>& mesh : JoinThreads(ids[static_cast<size_t>(i)], 3)) {
+      EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+    }
+  }
+  // One communicator for one id.
+  EXPECT_CONTAINS(JoinWithId(ids[0], Options(0, 3)).status().message(), "has served already");
+}
+
 TEST(JoinTest, LaunchersNeedNothingElse) {
   const Baseline baseline;
-  for (int index = 0; index < 3; ++index) {
+  for (uint32_t index = 0; index < 3; ++index) {
     OnThreads(4, [&](int rank) {
       if (rank == 0) usleep(20000);  // the others try until it is there
       const Result<Mesh> mesh =
@@ -122,8 +140,8 @@ TEST(JoinTest, CommunicatorsOfOneProcessDoNotMix) {
   std::set<uint64_t> hashes;
   OnThreads(12, [&](int thread) {
     const int which = thread / 3, rank = thread % 3;
-    const Result<Mesh> mesh =
-        JoinWithLauncher(TestLauncher(rank, 3, "mix"), which, Options(rank, 3));
+    const Result<Mesh> mesh = JoinWithLauncher(TestLauncher(rank, 3, "mix"),
+                                               static_cast<uint32_t>(which), Options(rank, 3));
     ASSERT_TRUE(mesh.ok()) << mesh.status().message();
     ExpectConnected(*mesh);
     const std::lock_guard lock(mutex);

@@ -40,7 +40,7 @@ TEST(MpiexecTest, DISABLED_StoreRank) {
   std::ostringstream line;
   line << "joined " << launcher->kind[0] << " " << launcher->rank << "/" << launcher->nranks << " ";
   std::set<uint64_t> hashes;
-  for (int index = 0; index < 3; ++index) {
+  for (uint32_t index = 0; index < 3; ++index) {
     const Result<Mesh> mesh = JoinByStore(store, *launcher, index, TestEnvironment(),
                                           Options(launcher->rank, launcher->nranks));
     ASSERT_TRUE(mesh.ok()) << mesh.status().message();

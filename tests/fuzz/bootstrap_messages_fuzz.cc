@@ -13,7 +13,7 @@ namespace {
 using bootstrap::FrameParser;
 
 void Decode(uint8_t kind, Data body) {
-  switch (kind % 5) {
+  switch (kind % 6) {
     case 0: {
       const Result<bootstrap::Registration> registration = bootstrap::Registration::Decode(body);
       if (registration.ok()) {
@@ -35,7 +35,13 @@ void Decode(uint8_t kind, Data body) {
       if (record.ok()) (void)record->ToString();
       break;
     }
-    default: (void)TransportOffer::Decode(body);
+    case 4: (void)TransportOffer::Decode(body); break;
+    default: {
+      const Result<bootstrap::Blobs> blobs = bootstrap::DecodeBlobs(body, 3);
+      if (!blobs.ok()) break;
+      Require(blobs->size() == 3, "a blob of each rank");
+      for (const auto& blob : *blobs) Require(blob.size() <= kMaxBlob, "no blob above the limit");
+    }
   }
 }
 
@@ -61,7 +67,7 @@ void Run(Data data) {
 }
 
 std::vector<std::vector<std::byte>> Examples() {
-  std::vector<std::vector<std::byte>> bodies(5);
+  std::vector<std::vector<std::byte>> bodies(6);
   bootstrap::Registration registration;
   registration.record.host = "host";
   registration.record.mesh_name = "inccl-mesh-0123";
@@ -73,6 +79,7 @@ std::vector<std::vector<std::byte>> Examples() {
   record.codec = "hbi:bits=6";
   bodies[3] = record.Encode();
   bodies[4] = TransportOffer{"shm", Status::Ok(), std::vector<std::byte>(16)}.Encode();
+  bodies[5] = bootstrap::EncodeBlobs({bodies[4], {}, bodies[4]});
   std::vector<std::vector<std::byte>> examples;
   for (size_t kind = 0; kind < bodies.size(); ++kind) {
     std::vector<std::byte> frame, example;

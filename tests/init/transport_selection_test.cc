@@ -96,10 +96,17 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
     JoinOptions options = Options(rank, n);
     options.host_id = environment.hostid;
     transport.Advertise(&options);
-    Result<Mesh> mesh = JoinWithId(*id, options);
-    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
-    chosen[static_cast<size_t>(rank)] = transport.Choose(
-        &*mesh, HostsOf(*mesh), {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
+    Result<std::unique_ptr<Transport>>& end = chosen[static_cast<size_t>(rank)];
+    options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
+      end = transport.Choose(
+          {.mesh = mesh,
+           .rendezvous = rendezvous,
+           .limits = {.deadline = options.deadline, .timeout_ms = options.timeout_ms}},
+          HostsOf(*mesh));
+      return end.status();
+    };
+    const Result<Mesh> mesh = JoinWithId(*id, options);
+    if (!mesh.ok()) end = mesh.status();
     EXPECT_EQ(transport.all_device_slices(), without_device < 0) << rank;
     EXPECT_EQ(transport.slowest_link_mbps(), 0u);  // loopback
   });

@@ -189,6 +189,8 @@ TEST(ScaleTest, ConnectionsGrowWithThePeersInUse) {
                          setenv("INCCL_HOSTID", std::to_string(side.rank() / 4).c_str(), 1);
                          ccl_comm_t comm = nullptr;
                          if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+                         // Those of the rendezvous end soon.
+                         for (int i = 0; i < 500 && DataConnections() > 0; ++i) usleep(10000);
                          EXPECT_EQ(DataConnections(), 0u);
                          side.mine().stage = kJoined;
                          for (int rank = 0; rank < nranks; ++rank) {

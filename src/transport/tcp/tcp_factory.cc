@@ -2,7 +2,6 @@
 #include "transport/tcp/tcp_factory.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 
 #include <map>
 #include <utility>
@@ -11,7 +10,6 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "bootstrap/connect_peers.h"
-#include "bootstrap/exchange.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/socket.h"
@@ -24,58 +22,10 @@ namespace {
 using bootstrap::Listener;
 using tcp::PeerConnector;
 
-// A peer that says something else before its connections are complete has given them up; what the
-// connections carry may come a little later than what it says.
-constexpr Time kGiveUpGrace = 5 * kSecond;  // some retransmissions
 constexpr size_t kFewDescriptors = 16;
-
-// Notices that a peer has gone or given up while connections are made.
-class PeerWatch {
- public:
-  PeerWatch(const Mesh& mesh, const std::atomic<bool>* cancelled)
-      : mesh_(mesh), cancelled_(cancelled), spoke_(mesh.peers.size()) {}
-
-  Status Check(const std::vector<int>& missing);
-
- private:
-  const Mesh& mesh_;
-  const std::atomic<bool>* const cancelled_;
-  std::vector<Time> spoke_;  // by rank: when it first said something; 0: never
-};
 
 std::string NameOf(const PeerInfo& peer) {
   return fmt::format("{}@{}:{}", peer.rank, peer.host, peer.pid);
-}
-
-Status Closed(const PeerInfo& peer) {
-  return RemoteError(
-      fmt::format("peer {} closed its connection while TCP connections were made (process died?)",
-                  NameOf(peer)));
-}
-
-Status PeerWatch::Check(const std::vector<int>& missing) {
-  if (cancelled_ != nullptr && cancelled_->load()) {
-    return RemoteError("this rank ended the creation of the communicator");
-  }
-  std::vector<pollfd> fds;
-  for (const int rank : missing) {
-    fds.push_back({.fd = mesh_.peers[static_cast<size_t>(rank)].control.get(),
-                   .events = POLLIN | POLLRDHUP,
-                   .revents = 0});
-  }
-  if (poll(fds.data(), fds.size(), 0) <= 0) return Status::Ok();
-  const Time now = SystemClock().Now();
-  for (size_t i = 0; i < fds.size(); ++i) {
-    if (fds[i].revents == 0) continue;
-    const PeerInfo& peer = mesh_.peers[static_cast<size_t>(missing[i])].info;
-    if ((fds[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return Closed(peer);
-    Time& spoke = spoke_[static_cast<size_t>(missing[i])];
-    if (spoke == 0) spoke = now;
-    if (now - spoke > kGiveUpGrace) {
-      return RemoteError(fmt::format("peer {} gave up connecting", NameOf(peer)));
-    }
-  }
-  return Status::Ok();
 }
 
 class TcpFactory final : public TransportFactory {
@@ -86,7 +36,7 @@ class TcpFactory final : public TransportFactory {
   Status Listen();
   std::vector<std::byte> payload() const override;
   Status Attach(Peer* peer, std::span<const std::byte> payload) override;
-  Status Connect(const Mesh& mesh, const ExchangeTerms& terms) override;
+  Status Connect(const Mesh& mesh, const ConnectLimits& limits) override;
   std::unique_ptr<Transport> Take(bool /*alone*/) override { return std::move(transport_); }
 
  private:
@@ -128,7 +78,7 @@ Status TcpFactory::Attach(Peer* peer, std::span<const std::byte> payload) {
   return Status::Ok();
 }
 
-Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
+Status TcpFactory::Connect(const Mesh& mesh, const ConnectLimits& limits) {
   if (options_.protection == tcp::Protection::kNone) {
     Log(LogLevel::kWarn, LogSubsystem::kTransport,
         "rank {}/{}: INCCL_NET_SECURITY=none: nothing protects the data on the network", mesh.rank,
@@ -157,18 +107,17 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
                              .handshake = mesh.data_terms,
                              .sources = options_.listen.sources,
                              .sockets_per_peer = options_.sockets_per_peer,
-                             .timeout_ms = terms.timeout_ms},
+                             .timeout_ms = limits.timeout_ms},
       std::move(listeners_), peers_, transport_->epoll()));
   // A large communicator does not use most pairs.
   if (mesh.graph.large()) return Status::Ok();
   if (!room.ok()) return room;
-  PeerWatch watch(mesh, terms.cancelled);
   return transport_->ConnectNow([&](const std::vector<int>& missing) {
-    if (SystemClock().Now() >= terms.deadline) {
+    if (SystemClock().Now() >= limits.deadline) {
       return TimeoutError(fmt::format("no connection with {} within {} ms",
-                                      bootstrap::ListRanks(missing), terms.timeout_ms));
+                                      bootstrap::ListRanks(missing), limits.timeout_ms));
     }
-    return watch.Check(missing);
+    return limits.check();
   });
 }
 

@@ -26,7 +26,7 @@ class VerbsFactory final : public TransportFactory {
     return verbs_->Attach(info.rank, payload,
                           fmt::format("{}@{}:{}", info.rank, info.host, info.pid));
   }
-  Status Connect(const Mesh& mesh, const ExchangeTerms& /*terms*/) override {
+  Status Connect(const Mesh& mesh, const ConnectLimits& /*limits*/) override {
     if (options_.protection == tcp::Protection::kNone) {
       Log(LogLevel::kWarn, LogSubsystem::kTransport,
           "rank {}/{}: INCCL_NET_SECURITY=none: nothing protects the data on the network",
@@ -35,8 +35,8 @@ class VerbsFactory final : public TransportFactory {
     return verbs_->Protect(mesh.data_terms.key, mesh.data_terms.communicator);
   }
   Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers,
-                                            const ExchangeTerms& terms) override {
-    return verbs_->TryPaths(peers, std::min(terms.deadline, SystemClock().Now() + kTrialLimit));
+                                            const ConnectLimits& limits) override {
+    return verbs_->TryPaths(peers, std::min(limits.deadline, SystemClock().Now() + kTrialLimit));
   }
   std::unique_ptr<Transport> Take(bool /*alone*/) override { return std::move(verbs_); }
 

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/rendezvous_server.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "base/own_fds.h"
+#include "base/thread.h"
+#include "bootstrap/admission.h"
+#include "bootstrap/host.h"
+
+namespace inccl::bootstrap {
+namespace {
+
+constexpr int kMostAccepts = 16;                  // then the server serves existing connections
+constexpr Time kAcceptPause = 50 * kMillisecond;  // after running out of descriptors
+constexpr size_t kLikelyRanks = 64;               // while the number of ranks is unknown
+constexpr int kMostPollFailures = 100;            // then the server ends, which every rank sees
+
+std::atomic<RendezvousServer*> server{nullptr};
+
+}  // namespace
+
+Root* RendezvousServer::Meeting::RootFor(const Registration& registration) {
+  const uint32_t number = registration.number;
+  for (auto at = roots.rbegin(); at != roots.rend(); ++at) {
+    if (at->first != number) continue;
+    // A job may try again.
+    if (options.of_job && at->second->IsAgain(registration)) break;
+    return at->second.get();
+  }
+  if (complete.contains(number)) return nullptr;
+  return roots.emplace_back(number, std::make_unique<Root>(options.root)).second.get();
+}
+
+RendezvousServer& RendezvousServer::Get() {
+  // In the child the mutex may be locked, and there is no thread.
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { server.store(nullptr); });
+  RendezvousServer* current = server.load();
+  while (current == nullptr) {
+    // Never destroyed: its thread may run while the process exits.
+    std::unique_ptr<RendezvousServer> made(new RendezvousServer);
+    if (server.compare_exchange_strong(current, made.get())) return *made.release();
+  }
+  return *current;
+}
+
+Status RendezvousServer::Open(const MeetingOptions& options, const ListenRules& rules,
+                              std::vector<UniqueIdAddress>* addresses) {
+  const MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Listener>> used;
+  std::vector<UniqueIdAddress> usable;
+  Status failure = InvalidArgument("no address to listen at");
+  for (UniqueIdAddress address : *addresses) {
+    const auto same = std::ranges::find_if(listeners_, [&](const auto& listener) {
+      if (!listener->address || *listener->rules != rules) return false;
+      address.port = listener->address->port;
+      return *listener->address == address;
+    });
+    if (same != listeners_.end()) {
+      used.push_back(*same);
+    } else {
+      address.port = 0;
+      Result<UniqueFd> fd = ListenAt(&address, rules.ports);
+      if (!fd.ok()) {
+        failure = fd.status();
+        continue;
+      }
+      used.push_back(std::make_shared<Listener>(
+          *std::move(fd), PendingConnections::Terms{.name = "the rendezvous",
+                                                    .handshake = TermsOfMeetings(),
+                                                    .sources = rules.sources,
+                                                    .limit = options.handshake_limit}));
+      used.back()->address = address;
+      used.back()->rules = rules;
+    }
+    usable.push_back(address);
+  }
+  if (used.empty()) return failure;
+  *addresses = std::move(usable);
+  return Add(options, std::move(used));
+}
+
+Status RendezvousServer::OpenAt(const MeetingOptions& options, const SocketAddress& place,
+                                const AddressFilter& sources, Admission admission, bool* in_use) {
+  const MutexLock lock(&mutex_);
+  *in_use = false;
+  if (Meeting* const meeting = Find(options.terms.communicator); meeting != nullptr) {
+    if (std::ranges::equal(meeting->options.terms.key.bytes(), options.terms.key.bytes())) {
+      ++meeting->holders;
+      return Status::Ok();
+    }
+    // What is left of one with another secret file.
+    meeting->options = options;
+    meeting->holders = 1;
+    return Status::Ok();
+  }
+  const std::string name = place.ToString();
+  auto listener = std::ranges::find_if(
+      listeners_, [&](const auto& known) { return known->pending.place() == name; });
+  if (listener != listeners_.end()) return Add(options, {*listener});
+  Result<UniqueFd> fd = Listen(place, in_use);
+  if (!fd.ok()) return fd.status();
+  return Add(
+      options,
+      {std::make_shared<Listener>(
+          *std::move(fd),
+          PendingConnections::Terms{.name = "the rendezvous",
+                                    .place = name,
+                                    .handshake = TermsOfMeetings(),
+                                    .sources = sources,
+                                    .is_unix = place.is_unix(),
+                                    .same_container = admission == Admission::kSameUserAndContainer,
+                                    .limit = options.handshake_limit})});
+}
+
+Status RendezvousServer::Add(const MeetingOptions& options,
+                             std::vector<std::shared_ptr<Listener>> listeners) {
+  if (Status status = Start(); !status.ok()) return status;
+  for (const std::shared_ptr<Listener>& listener : listeners) {
+    if (std::ranges::find(listeners_, listener) == listeners_.end()) listeners_.push_back(listener);
+  }
+  meetings_.emplace(
+      options.terms.communicator,
+      std::make_shared<Meeting>(Meeting{.options = options, .listeners = std::move(listeners)}));
+  Wake();
+  return Status::Ok();
+}
+
+void RendezvousServer::Close(const Nonce& communicator) {
+  const MutexLock lock(&mutex_);
+  Meeting* const meeting = Find(communicator);
+  if (meeting == nullptr || meeting->holders == 0) return;
+  --meeting->holders;
+  if (!meeting->options.of_job) {
+    for (const auto& [number, root] : meeting->roots) {
+      root->Fail(RemoteError("the rank that made the id does not want the communicator any more"));
+    }
+  }
+  Wake();
+}
+
+RendezvousServer::Meeting* RendezvousServer::Find(const Nonce& communicator) {
+  const auto at = meetings_.find(communicator);
+  return at == meetings_.end() ? nullptr : at->second.get();
+}
+
+TermsOf RendezvousServer::TermsOfMeetings() {
+  return [this](const Nonce& communicator) {
+    mutex_.AssertHeld();
+    const Meeting* const meeting = Find(communicator);
+    return meeting == nullptr ? nullptr : &meeting->options.terms;
+  };
+}
+
+Status RendezvousServer::Start() {
+  if (running_) return Status::Ok();
+  if (!wakeup_.valid()) {
+    wakeup_ = OpenOwnFd([] { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+    if (!wakeup_.valid()) return SystemErrorErrno("eventfd", errno);
+  }
+  Result<std::thread> thread = StartThread("inccl-root", [this] { Run(); });
+  if (!thread.ok()) return thread.status();
+  thread->detach();
+  running_ = true;
+  return Status::Ok();
+}
+
+void RendezvousServer::Wake() {
+  const uint64_t one = 1;
+  (void)!write(wakeup_.get(), &one, sizeof one);
+}
+
+void RendezvousServer::Run() {
+  const MutexLock lock(&mutex_);
+  try {
+    Serve();
+  } catch (const std::exception&) {
+    // Out of memory: the connections close, which every rank sees.
+  }
+  visitors_.clear();
+  meetings_.clear();
+  listeners_.clear();
+  wakeup_.Reset();
+  running_ = false;
+}
+
+void RendezvousServer::Serve() {
+  while (Expire(SystemClock().Now()) && Poll()) {
+  }
+}
+
+// Returns whether there is something to serve.
+bool RendezvousServer::Expire(Time now) {
+  if (now >= accept_after_) accept_after_ = 0;
+  for (auto& [name, meeting] : meetings_) {
+    for (auto& [number, root] : meeting->roots) root->Expire(now);
+  }
+  std::erase_if(visitors_, [&](const std::unique_ptr<Visitor>& visitor) {
+    Session& session = visitor->session;
+    Root* const root = visitor->root;
+    if (session.fd.valid() && (session.member() || now < session.deadline) &&
+        (root == nullptr || !root->Finished(now))) {
+      return false;
+    }
+    if (root != nullptr) root->Remove(&session);
+    return true;
+  });
+  for (auto at = meetings_.begin(); at != meetings_.end();) {
+    Meeting& meeting = *at->second;
+    std::erase_if(meeting.roots, [&](const auto& entry) {
+      if (!entry.second->Finished(now)) return false;
+      if (entry.second->complete()) meeting.complete.insert(entry.first);
+      if (!meeting.options.of_job) meeting.holders = 0;
+      return true;
+    });
+    // A visitor may hold the meeting itself for longer.
+    if (meeting.over()) meeting.listeners.clear();
+    at = meeting.over() ? meetings_.erase(at) : std::next(at);
+  }
+  std::erase_if(listeners_, [&](const auto& listener) { return listener.use_count() == 1; });
+  for (const std::shared_ptr<Listener>& listener : listeners_) {
+    size_t ranks = 0;
+    for (const auto& [name, meeting] : meetings_) {
+      if (std::ranges::find(meeting->listeners, listener) == meeting->listeners.end()) continue;
+      const auto known = static_cast<size_t>(meeting->options.root.nranks);
+      ranks = std::max(ranks, known > 0 ? known : kLikelyRanks);
+      for (const auto& [number, root] : meeting->roots) {
+        ranks = std::max(ranks, root->expected_ranks());
+      }
+    }
+    listener->pending.ExpectRanks(ranks);
+    listener->pending.Expire(now);
+  }
+  return !meetings_.empty() || !visitors_.empty();
+}
+
+Time RendezvousServer::NextDeadline() const {
+  Time next = accept_after_ != 0 ? accept_after_ : kNever;
+  for (const auto& [name, meeting] : meetings_) {
+    for (const auto& [number, root] : meeting->roots) next = std::min(next, root->NextDeadline());
+  }
+  for (const auto& listener : listeners_) next = std::min(next, listener->pending.NextDeadline());
+  for (const auto& visitor : visitors_) {
+    if (!visitor->session.member()) next = std::min(next, visitor->session.deadline);
+  }
+  return next;
+}
+
+// Returns false if polling fails again and again.
+bool RendezvousServer::Poll() {
+  std::vector<pollfd> fds;
+  const auto watch = [&](int fd, int events) {
+    fds.push_back(
+        {.fd = fd, .events = static_cast<decltype(pollfd::events)>(events), .revents = 0});
+  };
+  watch(wakeup_.get(), POLLIN);
+  for (const std::unique_ptr<Visitor>& visitor : visitors_) {
+    const Session& session = visitor->session;
+    watch(session.fd.get(), POLLIN | (session.out.empty() ? 0 : POLLOUT));
+  }
+  // Other threads may add listeners meanwhile.
+  const std::vector<std::shared_ptr<Listener>> listeners = listeners_;
+  std::vector<size_t> places;  // of the listeners; their pending connections follow
+  for (const std::shared_ptr<Listener>& listener : listeners) {
+    places.push_back(fds.size());
+    watch(accept_after_ == 0 ? listener->fd.get() : -1, POLLIN);
+    listener->pending.AppendTo(&fds);
+  }
+  int ready = 0;
+  const Time until = NextDeadline();
+  {
+    const MutexUnlock unlock(&mutex_);
+    ready = PollUntil(fds, until);
+  }
+  poll_failures_ = ready < 0 ? poll_failures_ + 1 : 0;
+  if (ready <= 0) return poll_failures_ < kMostPollFailures;
+  uint64_t woken = 0;
+  if (fds[0].revents != 0) (void)!read(wakeup_.get(), &woken, sizeof woken);
+  // Existing connections first, because new ones change the lists.
+  for (size_t i = 0; i < visitors_.size(); ++i) {
+    Visitor* const visitor = visitors_[i].get();
+    Session& session = visitor->session;
+    const int events = fds[1 + i].revents;
+    if ((events & POLLOUT) != 0) session.Flush();
+    if ((events & ~POLLOUT) == 0) continue;
+    const bool open = session.Read([&](const FrameParser::Frame& frame) {
+      mutex_.AssertHeld();
+      if (visitor->root != nullptr) return visitor->root->OnFrame(&session, frame);
+      if (frame.kind != static_cast<uint8_t>(MessageKind::kRegister)) return session.Close();
+      Register(visitor, frame.body);
+    });
+    if (open) continue;
+    if (visitor->root != nullptr) visitor->root->OnGone(&session);
+    session.Close();
+    session.deadline = 0;
+  }
+  for (size_t i = 0; i < listeners.size(); ++i) {
+    PendingConnections& pending = listeners[i]->pending;
+    pending.Advance(fds.data() + places[i] + 1,
+                    [this](const ServerHandshake& handshake, UniqueFd* fd) {
+                      mutex_.AssertHeld();
+                      return Promote(handshake, fd);
+                    });
+    if (fds[places[i]].revents != 0) AcceptFrom(listeners[i].get());
+  }
+  return true;
+}
+
+void RendezvousServer::AcceptFrom(Listener* listener) {
+  for (int i = 0; i < kMostAccepts; ++i) {
+    SocketAddress address;
+    int error = 0;
+    UniqueFd fd = Accept(listener->fd.get(), &address, &error);
+    if (error == EAGAIN) return;
+    if (error != 0) {
+      const Time now = SystemClock().Now();
+      accept_after_ = now + kAcceptPause;
+      if (!failed_accepts_.Allow(now)) return;
+      Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+          "the rendezvous cannot accept connections: errno {}", error);
+      return;
+    }
+    FAULT_POINT("root.after_accept");
+    listener->pending.Add(std::move(fd), address);
+  }
+}
+
+std::string RendezvousServer::Promote(const ServerHandshake& handshake, UniqueFd* fd) {
+  const auto meeting = meetings_.find(handshake.communicator());
+  if (meeting == meetings_.end()) return "its communicator exists already";
+  const Bytes reply = handshake.reply();
+  if (!WriteAll(fd->get(), reply)) return "it closed before it authenticated";
+  Result<ConnectionKeys> keys = handshake.Keys();
+  if (!keys.ok()) return keys.status().message();
+  Result<StreamCipher> cipher = StreamCipher::Create(keys->from_server, keys->from_client);
+  if (!cipher.ok()) return cipher.status().message();
+  auto visitor = std::make_unique<Visitor>();
+  visitor->meeting = meeting->second;
+  Session& session = visitor->session;
+  session.fd = std::move(*fd);
+  session.seal = std::move(cipher->seal);
+  session.in.Protect(std::move(cipher->open));
+  session.rank = handshake.rank();
+  session.deadline =
+      SystemClock().Now() + LimitFor(visitor->meeting->options.handshake_limit, handshake.nranks());
+  visitors_.push_back(std::move(visitor));
+  FAULT_POINT("root.after_authentication");
+  return "";
+}
+
+void RendezvousServer::Register(Visitor* visitor, Bytes body) {
+  Session& session = visitor->session;
+  Result<Registration> registration = Registration::Decode(body);
+  if (!registration.ok() || registration->record.rank != session.rank) return session.Close();
+  session.pid = registration->record.pid;
+  Meeting& meeting = *visitor->meeting;
+  // A job's rank 0 runs the rendezvous.
+  if (meeting.options.of_job && session.rank == 0 && !session.own()) {
+    RankRecord self;
+    self.pid = static_cast<uint32_t>(getpid());
+    self.host = HostName();
+    return session.Dismiss(MessageKind::kFailed,
+                           EncodeError(InvalidUsage(ClaimedTwice(self, registration->record))));
+  }
+  Root* const root = meeting.over() ? nullptr : meeting.RootFor(*registration);
+  if (root == nullptr) return session.Dismiss(MessageKind::kFailed, EncodeError(TooLate()));
+  visitor->root = root;
+  root->Register(&session, *registration);
+}
+
+}  // namespace inccl::bootstrap
