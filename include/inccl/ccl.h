@@ -195,8 +195,8 @@ typedef struct ccl_compression_stats {
    */
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
-  double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
-                           uncompressed. Infinite if no rank can know a bound (docs/codecs.md), and
+  double error_bound;   /**< Upper bound on the absolute error of any element that this rank gets.
+                           0: as uncompressed. Infinite if no rank can know a bound (docs/codecs.md), and
                            if results are NaN or may leave the range of the type. */
   uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
                            rank. qsgd and qsgd_ms count whole windows, here and in
@@ -350,7 +350,9 @@ CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
 
 /**
  * Ends a communicator after its last call and frees it. Waits for this rank's calls on streams, not
- * for other ranks. With NULL it does nothing and returns CCL_SUCCESS.
+ * for other ranks: what late ranks have not taken yet, half a second later, goes on in the
+ * background, and exit() waits for that, at most op_timeout_ms. A process that ends otherwise
+ * (_exit, a signal) may lose it. With NULL it does nothing and returns CCL_SUCCESS.
  */
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 

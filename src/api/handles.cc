@@ -3,8 +3,12 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <deque>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 
@@ -265,8 +269,67 @@ ccl_comm_t NewComm() {
   return comm;
 }
 
+namespace {
+
+// Communicators that have been destroyed while late peers still had to take what they were sent.
+// The process does not end by exit() or quick_exit() before they have it.
+class Partings {
+ public:
+  static Partings& Get() {
+    static auto* const partings = new Partings;  // exit() may come before the last one has ended
+    return *partings;
+  }
+
+  void Add(std::shared_ptr<Communicator> communicator) {
+    const MutexLock lock(&mutex_);
+    static constexpr auto kWait = [] { Get().Wait(); };
+    [[maybe_unused]] static const int registered = std::atexit(kWait) + std::at_quick_exit(kWait);
+    // If there is no thread, the caller waits.
+    Result<std::thread> thread =
+        StartThread("inccl-parting", [this, leaving = std::move(communicator)]() mutable {
+          leaving.reset();
+          const MutexLock ended(&mutex_);
+          --count_;
+          changed_.NotifyAll();
+        });
+    if (!thread.ok()) return;
+    thread->detach();
+    ++count_;
+    process_ = getpid();
+  }
+
+ private:
+  void Wait() {
+    if (process_ != getpid()) return;  // a child of fork() has none of the threads
+    const MutexLock lock(&mutex_);
+    while (count_ > 0) changed_.Wait(&mutex_);
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  int count_ INCCL_GUARDED_BY(mutex_) = 0;
+  std::atomic<pid_t> process_{0};
+};
+
+// Frees a communicator that no call uses any more; what late peers have to take yet goes on in the
+// background.
+void Leave(std::shared_ptr<Communicator> communicator) {
+  if (communicator == nullptr || communicator.use_count() > 1) return;
+  constexpr Time kPatience = kSecond / 2;
+  if (communicator->failed_flag()->load() || communicator->Part(SystemClock().Now() + kPatience))
+    return;
+  (void)CatchOutOfMemory([&] {
+    Partings::Get().Add(std::move(communicator));
+    return Status::Ok();
+  });
+}
+
+}  // namespace
+
 void FreeComm(ccl_comm_t comm) {
   while (comm->users.load() > 0) std::this_thread::yield();
+  if (comm->background.joinable()) comm->background.join();
+  Leave(std::move(comm->impl));
   comm->Clear();
   Comms().Give(comm);
 }
@@ -309,7 +372,6 @@ Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
 }  // namespace inccl
 
 void ccl_comm::Clear() {
-  if (background.joinable()) background.join();
   impl.reset();
   creation_error = inccl::Status::Ok();
   state.store(State::kReady);

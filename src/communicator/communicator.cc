@@ -15,9 +15,8 @@
 namespace inccl {
 namespace {
 
-// For the last messages and slices of a communicator to reach the peers' machines: some
-// retransmissions. After a failure only reports are on their way, and a peer may be unreachable.
-constexpr Time kDisconnectLimit = 2 * kSecond, kDisconnectLimitAfterFailure = 400 * kMillisecond;
+// After a failure only reports are on their way, and a peer may be unreachable.
+constexpr Time kPartingLimitAfterFailure = 400 * kMillisecond;
 constexpr Time kQuiesceLimit = kSecond, kQuiesceLimitAfterFailure = 200 * kMillisecond;
 constexpr size_t kCopiesOfAStep = 2;  // host copies of a slice in device memory: CopyIn and CopyOut
 constexpr Time kCauseLimit = 200 * kMillisecond;
@@ -90,30 +89,35 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
               [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }) {}
 
 Communicator::~Communicator() {
-  worker_.WaitIdle();
   FAULT_RANK(ends_.rank);
-  FAULT_POINT("destroy.begin");
-  WithdrawStatus(&status_report_);
-  sticky_error_.WaitNotified();
-  AwaitDelivery();
-  const bool failed = sticky_error_.failed();
-  if (control_ != nullptr) {
-    control_->Close(SystemClock().Now() +
-                    (failed ? kDisconnectLimitAfterFailure : kDisconnectLimit));
-  }
+  worker_.WaitIdle();
+  (void)Part(SystemClock().Now() +
+             (sticky_error_.failed() ? kPartingLimitAfterFailure : liveness_.op_timeout()));
+  if (control_ != nullptr) control_->Close(SystemClock().Now());
   FAULT_POINT("destroy.after_disconnect");
   ends_.transport->Quiesce(SystemClock().Now() +
-                           (failed ? kQuiesceLimitAfterFailure : kQuiesceLimit));
+                           (sticky_error_.failed() ? kQuiesceLimitAfterFailure : kQuiesceLimit));
 }
 
-void Communicator::AwaitDelivery() {
-  const Time end = SystemClock().Now() + liveness_.op_timeout();
-  while (!sticky_error_.failed() && !ends_.transport->delivered() && SystemClock().Now() < end) {
+bool Communicator::Part(Time until) {
+  FAULT_RANK(ends_.rank);
+  worker_.WaitIdle();
+  if (!std::exchange(parting_, true)) {
+    FAULT_POINT("destroy.begin");
+    WithdrawStatus(&status_report_);
+  }
+  sticky_error_.WaitNotified();
+  while (!sticky_error_.failed() && !ends_.transport->delivered()) {
+    if (SystemClock().Now() >= until) return false;
     const Status progress =
         CatchOutOfMemory([&] { return ends_.transport->Progress(SystemClock().Now()).status(); });
-    if (!progress.ok()) return liveness_.Fail(progress);
+    if (!progress.ok()) {
+      liveness_.Fail(progress);
+      break;
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+  return control_ == nullptr || control_->Disconnect(until);
 }
 
 void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {

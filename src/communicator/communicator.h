@@ -83,6 +83,10 @@ class Communicator {
   Status Enqueue(Batch&& batch) { return worker_.Enqueue(std::move(batch)); }
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
+  // After the last call: waits until nothing of this rank is on its way to its peers, who have then
+  // heard that it leaves. False if that is not so at `until`: call it again, or destroy the
+  // communicator, which waits as long as a call may take, after a failure for a moment.
+  bool Part(Time until);
 
   // Any thread. Exports memory to the peers, until Deregister, for calls that use zero copy: at
   // once, or, while another thread is in a call, when that call has ended. Returns the handle;
@@ -163,9 +167,6 @@ class Communicator {
   // Any thread; does nothing while a call is in progress, whose thread does it.
   void TryPassOnRegistrations();
 
-  // Waits until the peers have what this rank has sent, while none has failed.
-  void AwaitDelivery();
-
   // These make errors sticky.
   Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);
   Status RunSendRecvGuarded(const std::vector<Call>& calls) INCCL_REQUIRES(call_mutex_);
@@ -203,6 +204,7 @@ class Communicator {
   bool input_saved_ INCCL_GUARDED_BY(call_mutex_) = false;  // for the call in progress
   std::atomic<uint64_t> completed_{0};
   StatusReport status_report_;
+  bool parting_ = false;
   Worker worker_;  // the last member, so it is destroyed first
 };
 

@@ -204,7 +204,7 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseName(v, &e->simd); }},
     {{"INCCL_CODEC", "codec of compressed calls that name none",
       "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
-     [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
+     [](Text v, Environment* e) { return ParseName(v, &e->codec); }},
     {{"INCCL_NET_SECURITY",
       "what protects the ranks' data over a network: auth, a tag over every header with the data's "
       "checksum; encrypt, AES-128-GCM; none, a checksum; equal on all ranks",

@@ -92,10 +92,12 @@ class ControlPlane {
   // To all others with a connection to this rank: what they send on to theirs reaches all ranks.
   virtual void SendToNeighbours(uint8_t kind, std::span<const std::byte> body);
   virtual bool IsNeighbour(int peer) const { return peer >= 0 && peer < nranks_; }
-  // Sends a disconnect and waits until it and all earlier messages have left (over TCP: until the
-  // neighbours' machines have them; to a far rank: until it has them, for a second at most), at
-  // most until the deadline. When it returns, no callback runs or will run. Any thread but the
-  // control thread; idempotent.
+  // Sends a disconnect, after which nothing else is sent, and waits until it and all earlier
+  // messages have left (over TCP: until the neighbours' machines have them; to a far rank: until it
+  // has them, for a second at most). Returns false if that is not so at `until`: call it again.
+  virtual bool Disconnect(Time /*until*/) { return true; }
+  // As Disconnect, and gives up what has not left by then. When it returns, no callback runs or
+  // will run. Any thread but the control thread; idempotent.
   virtual void Close(Time flush_deadline) = 0;
 
  protected:

@@ -28,7 +28,8 @@ class SocketMember final : public Member {
   void Broadcast(uint8_t kind, std::span<const std::byte> body);
   void SendToNeighbours(uint8_t kind, std::span<const std::byte> body);
   bool IsNeighbour(int peer) const;
-  void SendDisconnect(Time flush_deadline);
+  // False if not everything has left by `until`. `last`: it is not called again.
+  bool SendDisconnect(Time until, bool last);
   // Afterwards no callback runs or will run, and the sockets are closed.
   void Silence();
 
@@ -109,6 +110,7 @@ class SocketMember final : public Member {
   Mutex out_mutex_;
   CondVar flushed_;
   bool leaving_ INCCL_GUARDED_BY(out_mutex_) = false;
+  Time farewell_at_ INCCL_GUARDED_BY(out_mutex_) = kNever;  // no longer waits for far ranks then
   // What the router emits while it handles frames is written when all that has arrived is handled.
   bool corked_ INCCL_GUARDED_BY(out_mutex_) = false;
   bool unflushed_ INCCL_GUARDED_BY(out_mutex_) = false;

@@ -163,23 +163,27 @@ bool SocketMember::Acknowledged() const {
   });
 }
 
-void SocketMember::SendDisconnect(Time flush_deadline) {
+bool SocketMember::SendDisconnect(Time until, bool last) {
   const MutexLock lock(&out_mutex_);
   Time now = SystemClock().Now();
-  const Time end = std::min(flush_deadline, now + kLongestFlush);
-  // A far rank takes nothing more once it has heard that this one has left.
-  const Time acknowledged = std::min(end, now + kLongestWait);
-  for (; router_ != nullptr && !router_->acknowledged() && now < acknowledged;
-       now = SystemClock().Now()) {
-    flushed_.WaitFor(&out_mutex_, acknowledged - now);
+  const Time end = std::min(until, now + kLongestFlush);
+  if (!leaving_) {
+    // A far rank takes nothing more once it has heard that this one has left.
+    farewell_at_ = std::min(farewell_at_, now + kLongestWait);
+    const Time acknowledged = std::min(end, farewell_at_);
+    for (; router_ != nullptr && !router_->acknowledged() && now < acknowledged;
+         now = SystemClock().Now()) {
+      flushed_.WaitFor(&out_mutex_, acknowledged - now);
+    }
+    if (!last && router_ != nullptr && !router_->acknowledged() && now < farewell_at_) return false;
+    (void)CatchOutOfMemory([&] {
+      out_mutex_.AssertHeld();
+      if (router_ != nullptr) router_->SendReports();
+      return Status::Ok();
+    });
+    for (Connection& connection : connections_) Enqueue(&connection, kDisconnect, {});
+    leaving_ = true;
   }
-  (void)CatchOutOfMemory([&] {
-    out_mutex_.AssertHeld();
-    if (router_ != nullptr) router_->SendReports();
-    return Status::Ok();
-  });
-  for (Connection& connection : connections_) Enqueue(&connection, kDisconnect, {});
-  leaving_ = true;
   for (; !Flushed() && now < end; now = SystemClock().Now()) {
     flushed_.WaitFor(&out_mutex_, end - now);
   }
@@ -187,6 +191,7 @@ void SocketMember::SendDisconnect(Time flush_deadline) {
   for (; !Acknowledged() && now < end; now = SystemClock().Now()) {
     flushed_.WaitFor(&out_mutex_, kMillisecond);
   }
+  return Flushed() && Acknowledged();
 }
 
 void SocketMember::Silence() {

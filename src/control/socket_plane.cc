@@ -29,13 +29,19 @@ void SocketPlane::SendToNeighbours(uint8_t kind, std::span<const std::byte> body
   member_->SendToNeighbours(kind, body);
 }
 
+bool SocketPlane::Disconnect(Time until) {
+  if (!Loop::Get().InOwnProcess()) return true;
+  const MutexLock lock(&close_mutex_);
+  return closed_ || id_ == 0 || member_->SendDisconnect(until, /*last=*/false);
+}
+
 void SocketPlane::Close(Time flush_deadline) {
   if (!Loop::Get().InOwnProcess()) return;  // a child of fork(): the connections are not its own
   const MutexLock lock(&close_mutex_);
   if (closed_) return;
   closed_ = true;
   if (id_ == 0) return;
-  member_->SendDisconnect(flush_deadline);
+  (void)member_->SendDisconnect(flush_deadline, /*last=*/true);
   member_->Silence();
   Loop::Get().Leave(id_);
 }

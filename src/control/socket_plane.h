@@ -22,6 +22,7 @@ class SocketPlane final : public ControlPlane {
   void Broadcast(uint8_t kind, std::span<const std::byte> body) override;
   void SendToNeighbours(uint8_t kind, std::span<const std::byte> body) override;
   bool IsNeighbour(int peer) const override { return member_->IsNeighbour(peer); }
+  bool Disconnect(Time until) override;
   void Close(Time flush_deadline) override;
 
  private:

@@ -252,7 +252,7 @@ TEST(EnvTest, CaseBlanksAndUnitsDoNotMatter) {
                                         {"INCCL_TRANSPORT", "SHM, Tcp"},
                                         {"INCCL_UCX_TLS", "RC,sysv"},
                                         {"INCCL_SIMD", "AVX2"},
-                                        {"INCCL_CODEC", " hbi:bits=4, rht=1"},
+                                        {"INCCL_CODEC", " HBI:Bits=4, rht=1"},
                                         {"INCCL_NET_SECURITY", "Encrypt"},
                                         {"INCCL_SOCKET_IFNAME", "^ docker0, ^Lo "},
                                         {"INCCL_SOCKET_ALLOW", "10.0.0.0/8, 2001:db8::/32"},

@@ -150,6 +150,7 @@ class FarRanks {
     void Broadcast(uint8_t kind, std::span<const std::byte> body) override {
       plane_->Broadcast(kind, body);
     }
+    bool Disconnect(Time until) override { return plane_->Disconnect(until); }
     void Close(Time flush_deadline) override {
       plane_->Close(flush_deadline);
       if (!closed_.exchange(true) && --all_->open_ == 0) all_->others_.clear();

@@ -322,5 +322,40 @@ TEST_F(NetworkTest, ARootThatLeavesAtOnceHasSentItsData) {
   }
 }
 
+// Destroying does not wait for them; the process ends when they have what was sent to them.
+TEST_F(NetworkTest, ARankThatComesLateGetsWhatOneHasSentThatHasLeft) {
+  constexpr size_t kBytes = 200 << 10;  // more than the late rank's machine takes at once
+  constexpr double kLate = 4.0 * kSlowness;
+  hosts().Run(1, {"sysctl", "-w", "net.ipv4.tcp_rmem=4096 8192 16384"});
+  const ScopedEnv env({{"INCCL_SOCKET_IFNAME", "e0"}});
+  ProcessWorld world({.nranks = kHosts,
+                      .deadline_seconds = kLongSeconds,
+                      .baseline = false,  // what goes on after the root has left
+                      .enter = hosts().Ranks()},
+                     [](const Side& side) {
+                       ccl_comm_t comm = nullptr;
+                       if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+                       std::vector<char> data(kBytes, side.rank() == 0 ? 'r' : '-');
+                       ccl_result_t result = CCL_SUCCESS;
+                       for (const bool late : {false, true}) {
+                         if (late && side.rank() != 0) {
+                           std::fill(data.begin(), data.end(), '-');
+                           usleep(static_cast<useconds_t>(1e6 * kLate));
+                         }
+                         result = ccl_broadcast(data.data(), data.data(), kBytes, CCL_UINT8, 0,
+                                                comm, nullptr);
+                       }
+                       side.mine().SetText(ccl_get_last_error(comm));
+                       const double start = Seconds();
+                       if (result != CCL_SUCCESS || data != std::vector<char>(kBytes, 'r'))
+                         return 11;
+                       if (ccl_comm_destroy(comm) != CCL_SUCCESS) return 12;
+                       side.mine().seconds = Seconds() - start;
+                       return 0;
+                     });
+  world.ExpectAllExited();
+  EXPECT_LT(world.report(0).seconds, kLate / 2);
+}
+
 }  // namespace
 }  // namespace inccl::test

@@ -362,6 +362,7 @@ assert b"peer 0" in nccl.ncclGetLastError(comm), nccl.ncclGetLastError(comm)
             out, err = log(f"{directory}/missing/log")
             self.assertIn("missing/log cannot be opened: No such file or directory", out)
             check_lines(out)
+            self.assertIn("cannot be opened: File name too long", log(f"{directory}/{'x' * 5000}")[0])
             fifo = pathlib.Path(directory) / "fifo"
             os.mkfifo(fifo)
             self.assertEqual(log(str(fifo)), ("", ""))  # without a reader
@@ -459,7 +460,7 @@ assert b"peer 0" in nccl.ncclGetLastError(comm), nccl.ncclGetLastError(comm)
         self.assertEqual(out, "False True True")
         self.assertIn("allreduce of float32 from 4096 bytes on -> bf16", err)
         self.assertIn("rule 1 -> bf16: 2 calls of 32768 bytes", err)
-        self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,1K->none; *,*,0->bf16")[0],
+        self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,1k->none; *,*,0->bf16")[0],
                          "True True True")
         # The communicator has no name.
         self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,0,dp* -> bf16")[0], "True True True")

@@ -47,7 +47,8 @@ class VerbsRailsTest : public VerbsTest {
         for (size_t peer = 0; peer < ends_.size(); ++peer) {
           if (peer != rank) peers.push_back(static_cast<int>(peer));
         }
-        found[rank] = ends_[rank]->TryPaths(peers, SystemClock().Now() + limit).value();
+        found[rank] =
+            ends_[rank]->TryPaths(peers, {.deadline = SystemClock().Now() + limit}).value();
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -127,6 +128,19 @@ TEST_F(VerbsRailsTest, AWaitIsForAllPorts) {
     }
     sender.join();
   }
+}
+
+// The creation has been aborted, or another rank has failed.
+TEST_F(VerbsRailsTest, ATrialEndsWhenItsCallerGivesUp) {
+  Use({Model("a")});
+  Join(2, {{}});
+  const std::vector<int> peers = {1};  // which does not try
+  int asked = 0;
+  const auto failures = ends_[0]->TryPaths(
+      peers, {.deadline = SystemClock().Now() + 600 * kSecond,
+              .check = [&] { return ++asked < 3 ? Status::Ok() : RemoteError("given up"); }});
+  EXPECT_EQ(failures.status().code(), Code::kRemoteError);
+  EXPECT_EQ(failures.status().message(), "given up");
 }
 
 TEST_F(VerbsRailsTest, OnlyTheFastestPortsOfOneKind) {

@@ -171,7 +171,7 @@ void ProcessWorld::RunChild(int rank, const Body& body) {
   if (code == 0 && parent_threads_ == 1 && __lsan_do_recoverable_leak_check() != 0) code = 99;
 #endif
   std::fflush(nullptr);
-  _exit(code);
+  std::quick_exit(code);  // after what the library owes to other ranks
 }
 
 ProcessWorld::~ProcessWorld() {

@@ -52,7 +52,7 @@ void HostName(char (&host)[64]) {
   if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "localhost");
 }
 
-// Replaces %h, %p and %%. False if the name becomes too long.
+// Replaces %h, %p and %%. False with errno if the name becomes too long.
 bool Expand(const char* name, char (&path)[PATH_MAX]) {
   size_t used = 0;
   for (; *name != '\0'; ++name) {
@@ -63,10 +63,14 @@ bool Expand(const char* name, char (&path)[PATH_MAX]) {
       if (*name == 'p') snprintf(part, sizeof part, "%d", getpid());
     }
     const size_t length = strlen(part);
-    if (used + length >= sizeof path) return false;
+    if (used + length >= sizeof path) {
+      errno = ENAMETOOLONG;
+      return false;
+    }
     memcpy(path + used, part, length + 1);
     used += length;
   }
+  errno = ENOENT;  // as for any empty name
   return used > 0;
 }
 

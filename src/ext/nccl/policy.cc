@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ext/nccl/policy.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fnmatch.h>
 #include <stdio.h>
@@ -69,7 +70,7 @@ bool ParseBytes(const char* text, size_t* bytes) {
   int shift = 0;
   if (*end != '\0') {
     constexpr const char* kUnits = "KMG";
-    const char* const unit = strchr(kUnits, *end);
+    const char* const unit = strchr(kUnits, toupper(static_cast<unsigned char>(*end)));
     if (unit == nullptr || end[1] != '\0') return false;
     shift = 10 * static_cast<int>(unit - kUnits + 1);
   }

@@ -54,7 +54,8 @@ class VerbsEnd final : public VerbsTransport, private WakeupSource {
   std::vector<std::byte> address() const override { return address_.Encode(); }
   Status Attach(int peer, std::span<const std::byte> address, const std::string& name) override;
   Status Protect(const bootstrap::Key& secret, bootstrap::Bytes communicator) override;
-  Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers, Time deadline) override;
+  Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers,
+                                            const ConnectLimits& limits) override;
 
   Caps caps() const override { return CapsOf(); }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
@@ -256,10 +257,12 @@ Result<int> VerbsEnd::Progress(Time now) {
   return events;
 }
 
-Result<std::vector<PathFailure>> VerbsEnd::TryPaths(std::span<const int> peers, Time deadline) {
+Result<std::vector<PathFailure>> VerbsEnd::TryPaths(std::span<const int> peers,
+                                                    const ConnectLimits& limits) {
   for (const int peer : peers) peers_[static_cast<size_t>(peer)]->StartTrial();
   const auto open = [&](int peer) { return peers_[static_cast<size_t>(peer)]->trial_is_open(); };
-  while (std::any_of(peers.begin(), peers.end(), open) && SystemClock().Now() < deadline) {
+  while (std::any_of(peers.begin(), peers.end(), open) && SystemClock().Now() < limits.deadline) {
+    if (Status status = limits.check(); !status.ok()) return status;
     Result<int> events = PollAll();
     if (!events.ok()) return events.status();
     if (*events == 0) Pause(kTrialPause);

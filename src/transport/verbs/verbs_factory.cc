@@ -36,7 +36,9 @@ class VerbsFactory final : public TransportFactory {
   }
   Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers,
                                             const ConnectLimits& limits) override {
-    return verbs_->TryPaths(peers, std::min(limits.deadline, SystemClock().Now() + kTrialLimit));
+    ConnectLimits trial = limits;
+    trial.deadline = std::min(limits.deadline, SystemClock().Now() + kTrialLimit);
+    return verbs_->TryPaths(peers, trial);
   }
   std::unique_ptr<Transport> Take(bool /*alone*/) override { return std::move(verbs_); }
 

@@ -49,7 +49,8 @@ class VerbsTransport : public Transport {
   virtual Status Attach(int peer, std::span<const std::byte> address, const std::string& name) = 0;
   // Sends one packet to each of these peers, whose TryPaths runs at the same time and names this
   // rank, and expects one of each until the deadline. Called before lanes are opened, if at all.
-  virtual Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers, Time deadline) = 0;
+  virtual Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers,
+                                                    const ConnectLimits& limits) = 0;
   // Called once after all Attach. `secret` is known to the ranks of this communicator only.
   virtual Status Protect(const bootstrap::Key& secret, bootstrap::Bytes communicator) = 0;
 };
