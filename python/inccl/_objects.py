@@ -16,6 +16,15 @@ from ._types import DataType, datatype
 __all__ = ["Codec", "Reducer", "ReducerState", "Residual", "Stream", "group", "alloc", "empty", "unique_id"]
 
 
+class Unpicklable:
+    """Has a handle of this process, which means nothing in another one, nor twice in this one."""
+    __slots__ = ()
+
+    def __reduce__(self):
+        raise TypeError(f"inccl.{type(self).__name__}: cannot be pickled or copied"
+                        + (", save() returns what it holds" if hasattr(self, "save") else ""))
+
+
 class _Parsed:
     """A specification that the library has parsed: ccl_<_KIND>_create, _spec and _destroy."""
     _KIND: str
@@ -38,6 +47,9 @@ class _Parsed:
 
     def __repr__(self):
         return f"inccl.{type(self).__name__}({self.spec!r})"
+
+    def __reduce__(self):
+        return type(self), (self.spec,)
 
 
 class Codec(_Parsed):
@@ -65,7 +77,7 @@ def codec_of(codec: Union[str, Codec]) -> Codec:
     raise TypeError(f"codec: expected str or inccl.Codec, got {type(codec).__name__}")
 
 
-class Residual:
+class Residual(Unpicklable):
     """Error feedback: what compressed calls of `count` elements left out, which the next one sends.
 
     One call at a time uses it. storage: float32, or bfloat16 for half the memory. keep: in [0, 1);
@@ -116,7 +128,7 @@ class Reducer(_Parsed):
         return ReducerState(self, rows, cols, type)
 
 
-class ReducerState:
+class ReducerState(Unpicklable):
     """What a reducer keeps of a row-major tensor of rows x cols elements between calls: the residual
     (error feedback), a warm start, the number of calls. Each rank has its own. One call at a time
     uses it. type: float32, float16 or bfloat16.
@@ -156,7 +168,7 @@ class ReducerState:
                                                                     2**64 - 1)))
 
 
-class Stream:
+class Stream(Unpicklable):
     """An order of asynchronous calls on host memory, for any communicators of this process.
 
     A call with stream=s returns at once; the stream keeps its buffers alive until synchronize() or

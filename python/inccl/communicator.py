@@ -13,13 +13,13 @@ from ._buffer_calls import BufferCalls
 from ._config import config_of
 from ._library import InvalidArgument, InvalidUsage, Result, UniqueId, check, error, in_range, lib
 from ._object_calls import ObjectCalls
-from ._objects import thread_group
+from ._objects import Unpicklable, thread_group
 from ._types import View, datatype, view
 
 __all__ = ["Communicator", "PremulSum", "init", "init_all"]
 
 
-class Communicator(BufferCalls, ObjectCalls):
+class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     """One rank's end of a communicator.
 
     Options, as keywords: codec (default of compressed calls), algorithm, channels, reproducible,
@@ -194,7 +194,7 @@ class Communicator(BufferCalls, ObjectCalls):
         return f"<inccl.Communicator: rank {self._rank}/{self._size}>"
 
 
-class Registration:
+class Registration(Unpicklable):
     """Memory that the other ranks may access in place; see Communicator.register."""
 
     def __init__(self, comm: Communicator, memory: View):
@@ -220,7 +220,7 @@ class Registration:
         self.close()
 
 
-class PremulSum:
+class PremulSum(Unpicklable):
     """A reduction of one communicator: each rank multiplies its input by its scalar, then sums.
     Ranks create these in the same order. See Communicator.premul_sum."""
 

@@ -257,14 +257,6 @@ Result<PeerCredentials> GetPeerCredentials(int fd) {
   return PeerCredentials{credentials.pid, credentials.uid};
 }
 
-Result<PeerCredentials> WhoListens(const SocketAddress& address) {
-  int error = 0;
-  Result<UniqueFd> fd = Connect(address, &error);
-  if (!fd.ok()) return fd.status();
-  if (error != 0) return SystemErrorErrno(fmt::format("connect to {}", address.ToString()), error);
-  return GetPeerCredentials(fd->get());
-}
-
 IoResult ReadSome(int fd, std::span<std::byte> out) {
   while (true) {
     const ssize_t got = recv(fd, out.data(), out.size(), MSG_DONTWAIT);

@@ -70,8 +70,6 @@ struct PeerCredentials {
   uid_t uid = 0;
 };
 Result<PeerCredentials> GetPeerCredentials(int fd);
-// Credentials of the process that listens at a unix socket's name. Fails if none can be seen.
-Result<PeerCredentials> WhoListens(const SocketAddress& address);
 
 struct IoResult {
   size_t bytes = 0;

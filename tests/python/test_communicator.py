@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Life cycle, streams, groups, compression, errors."""
+import copy
 import os
 import pickle
 import signal
@@ -492,6 +493,25 @@ def test_codecs():
     assert 0 < bits <= 5 and 0 < relative <= 1
     with pytest.raises(inccl.InvalidArgument, match="colour"):
         inccl.Codec("hbi:colour=3")
+
+
+def test_handles_are_not_pickled():
+    """In another process, and twice in this one, their numbers would be another object's memory."""
+    for made in (inccl.Codec("hbi:bits=4"), inccl.Reducer("topk:k=0.01|fp16")):
+        for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
+            assert again.spec == made.spec and again._handle != made._handle
+        program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).spec, end='')"
+        done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(made), capture_output=True,
+                              check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert done.stdout.decode() == made.spec
+    comm, = inccl.init_all(1)
+    for kind, one in (("Residual", inccl.Residual(4)), ("ReducerState", inccl.ReducerState("topk:k=0.5|fp16", 4, 4)),
+                      ("Stream", inccl.Stream()), ("Communicator", comm),
+                      ("PremulSum", comm.premul_sum(2.0, "float32"))):
+        for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=f"inccl.{kind}: cannot be pickled or copied"):
+                duplicate(one)
+    comm.destroy()
 
 
 def test_errors_can_be_pickled():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group, against the same operation on one rank."""
+import copy
 import os
 import signal
 import sys
@@ -752,3 +753,32 @@ def test_copies_nothing(rank, n):
     module.lib = Spy()
     dist.all_reduce(tensor)
     assert seen == [(tensor.data_ptr(), tensor.data_ptr(), 1000)]
+
+
+@group_ranks(2)
+def test_compiled_programs(rank, nranks):
+    """torch.compile neither traces a collective nor fails at one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    plain = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+    compiled = torch.nn.parallel.DistributedDataParallel(model)
+    step = torch.compile(compiled, backend="eager")
+    for number in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * number + rank))
+        for run in (plain, step):
+            run(x).square().sum().backward()
+        for ours, theirs in zip(compiled.parameters(), plain.parameters()):
+            assert torch.equal(ours.grad, theirs.grad), number
+
+    @torch.compile(backend="eager")
+    def calls(x):
+        dist.broadcast(x, 0)
+        y = x * 2
+        dist.barrier()
+        dist.all_reduce(y, async_op=True).wait()
+        dist.all_reduce(y)
+        return y + 1
+
+    for _ in range(2):
+        assert calls(torch.full((3,), float(rank + 1))).tolist() == [2.0 * nranks**2 + 1] * 3
+    torch._dynamo.reset()

@@ -4,8 +4,11 @@
 A call with opts.asyncOp false returns completed work; any other runs on a thread.
 """
 import atexit
+import functools
 import os
+import sys
 import time
+import types
 import weakref
 from datetime import timedelta
 from typing import Any, Callable, List, NamedTuple, Optional
@@ -35,6 +38,23 @@ def _leave_all() -> None:
     for group in list(_alive):
         group._leave(deadline)
     completer.drain(deadline)
+
+
+def _untraced(method):
+    """`method`, which torch.compile calls and does not look into. This imports torch._dynamo, which
+    takes a second, only where something else has done so."""
+    untraced = []
+
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        if "torch._dynamo" not in sys.modules:
+            return method(*args, **kwargs)
+        if not untraced:
+            untraced.append(torch.compiler.disable(method))
+        return untraced[0](*args, **kwargs)
+
+    call._torchdynamo_disable = call._torchdynamo_disable_recursive = True
+    return call
 
 
 class Options(NamedTuple):
@@ -249,6 +269,13 @@ class ProcessGroup(Collectives, dist.ProcessGroup):
 
     def __repr__(self):
         return f"<inccl.torch.ProcessGroup {self._name_!r}: rank {self._rank_}/{self._size_}>"
+
+
+for _name in dir(ProcessGroup):
+    if any(_name in base.__dict__ for base in (ProcessGroup, *Collectives.__mro__[:-1])):
+        _method = getattr(ProcessGroup, _name)
+        if isinstance(_method, types.FunctionType) and not _name.startswith("__"):
+            setattr(ProcessGroup, _name, _untraced(_method))
 
 
 def _in_range(timeout: timedelta) -> float:
