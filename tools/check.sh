@@ -6,7 +6,7 @@
 #   --all          also: PyTorch, in .venv, for its tests, which counts as a failure if it cannot be installed; RDMA in a
 #                  virtual machine, where one runs; the tests under the address and undefined-behaviour
 #                  sanitizers, those with threads under the thread sanitizer, which is clang's; lints of what the last
-#                  60 commits have changed
+#                  30 commits have changed
 #   --long         all that, the tests that the others leave out, lints of everything, the tests seen by clang, PyTorch's
 #                  own tests of its backends, the codecs' tests for 64-bit ARM in an emulator, every fuzz target for a
 #                  minute, edits of the sources that tests must notice, stress tests of 10^5 operations on one host and on
@@ -121,10 +121,10 @@ END
 # clang-tidy sees each source by itself, not as units.
 configure_lint() { cmake --preset release -B build/lint -DCMAKE_UNITY_BUILD=OFF -DINCCL_CUDA=OFF > /dev/null; }
 lint() { configure_lint && run-clang-tidy-14 -quiet -j "$jobs" -p build/lint "$1"; }
-# What the last 60 commits have changed below src; a header is seen in a source that includes it.
+# What the last 30 commits have changed below src; a header is seen in a source that includes it.
 lint_changed() {
   local base file including files=()
-  base=$(git rev-list -n 60 HEAD | tail -n 1)
+  base=$(git rev-list -n 30 HEAD | tail -n 1)
   configure_lint || return
   while read -r file; do
     case $file in
