@@ -123,7 +123,7 @@ ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config) {
           store != nullptr ? inccl::JoinByStore(store, launcher, number->value(), environment, with)
           : address.empty() ? inccl::JoinWithLauncher(launcher, number->value(), with)
                             : inccl::JoinAtAddress(address, launcher, number->value(), with);
-      if (mesh.ok()) number->Keep();
+      number->Settle(mesh.status());
       return mesh;
     };
     return inccl::Create(comm, *options,

@@ -289,6 +289,10 @@ class Numbers {
 CreationNumber::CreationNumber(const std::string& job)
     : job_(job), value_(Numbers::Get().Take(job)) {}
 CreationNumber::~CreationNumber() { Numbers::Get().GiveBack(job_, value_); }
-void CreationNumber::Keep() { Numbers::Get().Keep(job_, value_); }
+void CreationNumber::Settle(const Status& joined) {
+  // An earlier attempt of this rank's ended at the moment when all had joined.
+  const bool before = joined.message().ends_with(TooLate().message());
+  if (joined.ok() || before) Numbers::Get().Keep(job_, value_);
+}
 
 }  // namespace inccl

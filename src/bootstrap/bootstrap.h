@@ -63,7 +63,8 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 
 // The number of a communicator among those of a job: the place of its creation in the order of such
 // calls, which is equal on all ranks. A creation that fails gives its number back, so that ranks
-// whose attempts did not meet try again with the same one. Thread-safe.
+// whose attempts did not meet try again with the same one, unless all ranks had joined.
+// Thread-safe.
 class CreationNumber {
  public:
   explicit CreationNumber(const std::string& job);  // takes the next one
@@ -71,7 +72,8 @@ class CreationNumber {
   CreationNumber(const CreationNumber&) = delete;
   CreationNumber& operator=(const CreationNumber&) = delete;
   uint32_t value() const { return value_; }
-  void Keep();  // the communicator exists
+  // What the creation has come to.
+  void Settle(const Status& joined);
 
  private:
   const std::string job_;

@@ -132,7 +132,7 @@ Status CheckOwner(int fd, const std::string& where, bool same_container) {
         where, peer->pid, peer->uid, geteuid()));
   }
   if (!same_container) return Status::Ok();
-  const Status status = CheckPeerNamespaces(fd);
+  Status status = CheckPeerNamespaces(fd);
   if (status.ok() || status.code() == Code::kRemoteError) return status;
   return InvalidUsage(
       fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "

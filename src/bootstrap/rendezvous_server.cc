@@ -39,7 +39,6 @@ Root* RendezvousServer::Meeting::RootFor(const Registration& registration) {
     if (options.of_job && at->second->IsAgain(registration)) break;
     return at->second.get();
   }
-  if (complete.contains(number)) return nullptr;
   return roots.emplace_back(number, std::make_unique<Root>(options.root)).second.get();
 }
 
@@ -221,8 +220,11 @@ bool RendezvousServer::Expire(Time now) {
     Meeting& meeting = *at->second;
     std::erase_if(meeting.roots, [&](const auto& entry) {
       if (!entry.second->Finished(now)) return false;
-      if (entry.second->complete()) meeting.complete.insert(entry.first);
       if (!meeting.options.of_job) meeting.holders = 0;
+      if (meeting.options.of_job && entry.second->complete()) {
+        mutex_.AssertHeld();
+        complete_[at->first].insert(entry.first);
+      }
       return true;
     });
     // A visitor may hold the meeting itself for longer.
@@ -374,8 +376,12 @@ void RendezvousServer::Register(Visitor* visitor, Bytes body) {
     return session.Dismiss(MessageKind::kFailed,
                            EncodeError(InvalidUsage(ClaimedTwice(self, registration->record))));
   }
-  Root* const root = meeting.over() ? nullptr : meeting.RootFor(*registration);
-  if (root == nullptr) return session.Dismiss(MessageKind::kFailed, EncodeError(TooLate()));
+  const auto complete = complete_.find(meeting.options.terms.communicator);
+  if (meeting.over() ||
+      (complete != complete_.end() && complete->second.contains(registration->number))) {
+    return session.Dismiss(MessageKind::kFailed, EncodeError(TooLate()));
+  }
+  Root* const root = meeting.RootFor(*registration);
   visitor->root = root;
   root->Register(&session, *registration);
 }

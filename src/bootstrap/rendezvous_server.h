@@ -77,9 +77,8 @@ class RendezvousServer {
     int holders = 1;  // how often it is open
     // By the number of the communicator, the latest last.
     std::vector<std::pair<uint32_t, std::unique_ptr<Root>>> roots = {};
-    std::set<uint32_t> complete = {};  // communicators that exist
 
-    // Where a rank registers; null: the communicator exists already.
+    // Where a rank registers.
     Root* RootFor(const Registration& registration);
     bool over() const { return holders == 0 && roots.empty(); }
   };
@@ -113,6 +112,8 @@ class RendezvousServer {
   std::vector<std::shared_ptr<Listener>> listeners_ INCCL_GUARDED_BY(mutex_);
   std::map<Nonce, std::shared_ptr<Meeting>> meetings_ INCCL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Visitor>> visitors_ INCCL_GUARDED_BY(mutex_);
+  // By job, the numbers of communicators that all ranks have joined.
+  std::map<Nonce, std::set<uint32_t>> complete_ INCCL_GUARDED_BY(mutex_);
   Time accept_after_ INCCL_GUARDED_BY(mutex_) = 0;
   LineLimit failed_accepts_ INCCL_GUARDED_BY(mutex_);
   int poll_failures_ INCCL_GUARDED_BY(mutex_) = 0;  // consecutive

@@ -160,12 +160,40 @@ TEST_F(CommIdTest, AttemptsThatDoNotMeetAreMadeAgain) {
         options.secret_file = secret;
         options.socket_ifname = "lo";
         const Result<Mesh> mesh = JoinAtAddress(address, launcher, number.value(), options);
-        if (!mesh.ok()) continue;
-        number.Keep();
-        ++made;
+        number.Settle(mesh.status());
+        if (mesh.ok()) ++made;
       }
     });
   }
+}
+
+// Its earlier attempt ended at the moment when all had joined: it does not ask for that one for
+// ever.
+TEST_F(CommIdTest, ARankThatMissedTheEndLearnsSo) {
+  const Baseline baseline;
+  const std::string address = FreeAddress(), secret = Secret("known to this job only");
+  for (const Result<Mesh>& mesh : JoinAll(address, 0, {secret, secret, secret})) {
+    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+  }
+  OnThreads(kRanks, [&](int rank) {
+    Launcher launcher;
+    launcher.kind = "test";
+    launcher.rank = rank;
+    launcher.nranks = kRanks;
+    JoinOptions options = Options(rank, kRanks);
+    options.secret_file = secret;
+    if (rank == 1) {
+      CreationNumber missed("of rank 1");
+      const Status status = JoinAtAddress(address, launcher, missed.value(), options).status();
+      EXPECT_EQ(status.code(), Code::kInvalidUsage);
+      EXPECT_CONTAINS(status.message(), "rank 1/3: init: all ranks had joined before");
+      missed.Settle(status);
+    }
+    CreationNumber next("of rank " + std::to_string(rank == 1 ? 1 : 77));
+    const uint32_t number = rank == 1 ? next.value() : 1;
+    const Result<Mesh> mesh = JoinAtAddress(address, launcher, number, options);
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  });
 }
 
 TEST(CreationNumberTest, CountsWhatExistsOrIsBeingMade) {
@@ -182,7 +210,7 @@ TEST(CreationNumberTest, CountsWhatExistsOrIsBeingMade) {
   zero.reset();  // fails, while a later one goes on
   auto two = std::make_unique<CreationNumber>(job);
   EXPECT_EQ(two->value(), 2u);
-  one->Keep();
+  one->Settle(Status::Ok());
   one.reset();
   two.reset();
   EXPECT_EQ(CreationNumber(job).value(), 2u);

@@ -160,6 +160,34 @@ TEST(FailureTest, ASecondRank0OfALauncherIsToldAtOnce) {
   close(come[1]);
 }
 
+// Nor need the first have come so far.
+TEST(FailureTest, ASecondRank0IsToldBeforeTheFirstHasRegistered) {
+  using namespace bootstrap;  // NOLINT(build/namespaces)
+  const Baseline baseline;
+  MeetingOptions options;
+  options.of_job = true;
+  const RootTarget target =
+      OpenMeeting(SocketAddress::Unix("inccl-second-" + std::to_string(getpid())), options);
+  Processes processes;
+  const pid_t second = processes.Start([&, first = getpid()] {
+    const auto client = RendezvousClient::Connect(
+        target, {.rank = 0, .nranks = 3, .deadline = SystemClock().Now() + kMinute});
+    EXPECT_TRUE(client.ok()) << client.status().message();
+    Registration registration;
+    registration.record.pid = static_cast<uint32_t>(getpid());
+    registration.nranks = 3;
+    registration.remaining = kMinute;
+    EXPECT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+    const Status status = (*client)->Await(MessageKind::kTable).status();
+    EXPECT_EQ(status.code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(status.message(), "rank 0 is claimed twice: first by 0@");
+    EXPECT_CONTAINS(status.message(), ":" + std::to_string(first) + ", then by 0@");
+    return 0;
+  });
+  EXPECT_EQ(processes.Wait(second), 0);
+  RendezvousServer::Get().Close(target.terms.communicator);
+}
+
 // Another rendezvous still has the name, and no longer answers.
 TEST(FailureTest, AnEarlierRendezvousThatIsEndingIsWaitedFor) {
   using namespace bootstrap;  // NOLINT(build/namespaces)
