@@ -16,6 +16,8 @@ namespace {
 
 constexpr Time kLateLimit = 2 * kSecond;  // for late ranks, with RootOptions::at_once
 constexpr Time kAnswering = 5 * kSecond;  // without it: before ranks of this process end
+// With the table the deadline moves by half a second, and what it has come to must be told.
+constexpr Time kAfterDeadline = kSecond;
 
 }  // namespace
 
@@ -126,7 +128,9 @@ bool Root::IsAgain(const Registration& registration) const {
 void Root::Register(Session* session, const Registration& registration) {
   sessions_.push_back(session);
   const Time now = SystemClock().Now();
-  if (end_ == kNever) end_ = now + std::max(options_.lifetime, 2 * registration.remaining);
+  if (end_ == kNever) {
+    end_ = now + std::max(options_.lifetime, 2 * registration.remaining) + kAfterDeadline;
+  }
   if (phase_ == Phase::kFailed) {
     if (session->rank < answered_.size()) answered_[session->rank] = session->pid;
     if (session->own() && dismiss_own_at_ != kNever) {
