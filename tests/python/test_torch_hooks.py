@@ -428,6 +428,21 @@ def test_momentum_before_the_sum(rank, n):
     assert state.state_dict()["velocities"]
 
 
+@group_ranks(2)
+def test_momentum_forgets_an_overflow(rank, n):
+    """One that one rank has in one step, as with a loss scale that is too large."""
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(reducer="topk:k=1|none", momentum=0.9, compress=lambda p: True)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    finite = []
+    for step in range(5):
+        ddp.zero_grad()
+        (loss_of(ddp, rank) * (float("inf") if step == 2 and rank == 1 else 1.0)).backward()
+        finite.append(all(bool(p.grad.isfinite().all()) for p in ddp.parameters()))
+    assert finite == [True, True, False, True, True]
+    assert all(bool(v.isfinite().all()) for v in state._kept.velocities.values())
+
+
 def test_wrong_reducers():
     with pytest.raises(inccl.InvalidArgument, match="nosuch"):
         inccl.torch.State(reducer="nosuch")

@@ -121,7 +121,12 @@ class State:
         buffer, key = bucket.buffer(), key_of(bucket)
         if key not in self._kept.velocities:
             self._kept.velocities[key] = torch.zeros_like(buffer)
-        buffer.copy_(self._kept.velocities[key].mul_(self.momentum).add_(buffer))
+        velocity = self._kept.velocities[key]
+        total = torch.add(buffer, velocity, alpha=self.momentum)
+        # What is not finite makes all ranks skip the step (GradScaler): it goes out as it is, and is forgotten.
+        finite = torch.isfinite(buffer).all()
+        velocity.copy_(torch.where(finite, total, velocity))
+        buffer.copy_(torch.where(finite, total, buffer))
 
     def _state_of(self, bucket, part: int, rows: int, cols: int) -> inccl.ReducerState:
         key, kind = (*key_of(bucket), part), TYPES[bucket.buffer().dtype]
