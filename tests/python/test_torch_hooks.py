@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed DDP and FSDP2, against the same training on one rank."""
 import copy
+import io
 
 import pytest
 import torch
@@ -441,6 +442,27 @@ def test_momentum_forgets_an_overflow(rank, n):
         finite.append(all(bool(p.grad.isfinite().all()) for p in ddp.parameters()))
     assert finite == [True, True, False, True, True]
     assert all(bool(v.isfinite().all()) for v in state._kept.velocities.values())
+
+
+@group_ranks(2)
+def test_models_with_a_state_can_be_copied_and_saved(rank, n):
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(codec="hbi:bits=4", residual=True, seed=7, process_group=dist.group.WORLD)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    for _ in range(2):
+        loss_of(ddp, rank).backward()
+    averaged = torch.optim.swa_utils.AveragedModel(ddp)
+    averaged.update_parameters(ddp)
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    for again, group in ((averaged.module, dist.group.WORLD), (torch.load(file, weights_only=False), None)):
+        (_, copied), = again._comm_hooks
+        assert isinstance(copied, inccl.torch.State) and copied is not state
+        assert (copied.codec.spec, copied.seed, copied.residual) == (state.codec.spec, 7, True)
+        assert copied.process_group is group and not copied._kept.residuals
+    loss_of(ddp, rank).backward()
+    assert state._kept.residuals
 
 
 def test_wrong_reducers():

@@ -5,6 +5,7 @@ The hooks work with process groups of any backend. With another backend than "in
 the group make an inccl communicator beside it when the first hook runs.
 """
 import ctypes
+import functools
 import os
 import threading
 import time
@@ -84,6 +85,9 @@ class State:
                  residual: bool = False, plan: Union[None, str, os.PathLike, Plan] = None,
                  record: Optional[Recorder] = None,
                  reducer: Union[None, str, inccl.Reducer] = None, momentum: float = 0.0):
+        self._arguments = {"codec": codec, "min_elements": min_elements, "compress": compress, "seed": seed,
+                           "residual": residual, "plan": plan, "record": record, "reducer": reducer,
+                           "momentum": momentum}
         if plan is not None and record is not None:
             raise ValueError("plan and record: a plan is followed or recorded for, not both")
         if reducer is not None and (residual or plan is not None or record is not None):
@@ -104,6 +108,14 @@ class State:
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
         self._statistics = Statistics()
+
+    def __deepcopy__(self, memo) -> "State":
+        """For a copy of the model: equal settings and the same group, nothing of what has been kept."""
+        return State(self.process_group, **self._arguments)
+
+    def __reduce__(self):
+        """As a copy, with the default group. state_dict() has what is kept."""
+        return functools.partial(State, **self._arguments), ()
 
     @property
     def statistics(self) -> Statistics:
