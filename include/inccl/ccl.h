@@ -196,8 +196,8 @@ typedef struct ccl_compression_stats {
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element that this rank gets.
-                           0: as uncompressed. Infinite if no rank can know a bound (docs/codecs.md), and
-                           if results are NaN or may leave the range of the type. */
+                           0: as uncompressed. Infinite if no rank can know a bound (docs/codecs.md),
+                           and if results are NaN or may leave the range of the type. */
   uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
                            rank. qsgd and qsgd_ms count whole windows, here and in
                            poisoned_blocks; codecs without agreement set none of these fields. */
