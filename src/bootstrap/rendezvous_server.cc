@@ -100,10 +100,11 @@ Status RendezvousServer::OpenAt(const MeetingOptions& options, const SocketAddre
       ++meeting->holders;
       return Status::Ok();
     }
-    // What is left of one with another secret file.
-    meeting->options = options;
-    meeting->holders = 1;
-    return Status::Ok();
+    // What is left of one with another secret file goes on under a name that nobody asks for.
+    auto old = meetings_.extract(options.terms.communicator);
+    if (Status status = FillRandom(old.key()); !status.ok()) return status;
+    old.mapped()->holders = 0;
+    meetings_.insert(std::move(old));
   }
   const std::string name = place.ToString();
   auto listener = std::ranges::find_if(
