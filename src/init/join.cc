@@ -72,7 +72,10 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     return end.status();
   };
   Result<Mesh> mesh = join(join_options);
-  if (!mesh.ok()) return mesh.status();
+  if (!mesh.ok()) {
+    if (end.ok()) (*end)->Quiesce(SystemClock().Now());  // nobody waits for what it has sent
+    return mesh.status();
+  }
   const std::string name = (*end)->caps().name;
 
   CommEnds ends;
