@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "ext/nccl/export.h"
 #include "ext/nccl/library.h"
@@ -15,15 +16,23 @@ namespace {
 
 constexpr size_t kTextBytes = 1024;
 
-// ncclGetLastError returns the text of the process's last warning. A reader in another thread may
-// see a text that changes, but never one without an end: the last byte is never written.
+// The text of the process's last warning. ncclGetLastError returns a copy, which is the asking
+// thread's until it asks again.
 pthread_mutex_t last_error_mutex = PTHREAD_MUTEX_INITIALIZER;
 char last_error[kTextBytes];
+thread_local char last_error_asked[kTextBytes];
 
 void Keep(const char* text) {
   pthread_mutex_lock(&last_error_mutex);
   snprintf(last_error, sizeof last_error, "%s", text);
   pthread_mutex_unlock(&last_error_mutex);
+}
+
+const char* LastErrorOfProcess() {
+  pthread_mutex_lock(&last_error_mutex);
+  memcpy(last_error_asked, last_error, sizeof last_error);
+  pthread_mutex_unlock(&last_error_mutex);
+  return last_error_asked;
 }
 
 }  // namespace
@@ -88,5 +97,5 @@ INCCL_NCCL_EXPORT(const char*, GetLastError, (inccl::nccl::Comm comm)) {
       state != CCL_SUCCESS && state != CCL_IN_PROGRESS) {
     return library->get_last_error(comm);
   }
-  return inccl::nccl::last_error;
+  return inccl::nccl::LastErrorOfProcess();
 }
