@@ -27,6 +27,8 @@ CONFIGURATIONS = {
     "hbi6": ("`hbi:bits=6`", "#009e73", "", "--hook inccl --codec hbi:bits=6"),
     "hbi4residual": ("`hbi:bits=4`, residual", "#0072b2", "", "--hook inccl --codec hbi:bits=4 --residual"),
     "hbi4": ("`hbi:bits=4`", "#56b4e9", "", "--hook inccl --codec hbi:bits=4"),
+    "hbi3": ("`hbi:bits=3`", "#7f5fa8", "", "--hook inccl --codec hbi:bits=3"),
+    "hbi2residual": ("`hbi:bits=2`, residual", "#7f5fa8", "4 3", "--hook inccl --codec hbi:bits=2 --residual"),
     "hbi8": ("`hbi:bits=8`", "#e69f00", "", "--hook inccl --codec hbi:bits=8"),
     "bf16": ("gloo, `bf16_compress_hook`", "#cc79a7", "", "--backend gloo --hook bf16"),
     "powersgd": ("gloo, PowerSGD of rank 4", "#d55e00", "", "--backend gloo --hook powersgd"),

@@ -98,8 +98,9 @@ Result<double> LeastError(const std::vector<std::string>& specs, const Vectors& 
   return *least;
 }
 
-std::vector<std::string> HbiAt(int bits) {
-  return {fmt::format("hbi:bits={}", bits), fmt::format("hbi:bits={},rht=1", bits)};
+std::vector<std::string> HbiAt(int bits, const char* levels) {
+  const std::string spec = fmt::format("hbi:bits={},levels={}", bits, levels);
+  return {spec, spec + ",rht=1"};
 }
 
 Status CheckTableEntry(const TableEntry& entry, const std::vector<Vectors>& samples,
@@ -127,15 +128,15 @@ Status CheckTableEntry(const TableEntry& entry, const std::vector<Vectors>& samp
 }
 
 Status Compare(const std::string& where, const Vectors& inputs, bool qsgd_known, Checklist* list) {
-  const Result<double> six = LeastError(HbiAt(6), inputs);
-  const Result<double> five = LeastError(HbiAt(5), inputs);
+  const Result<double> six = LeastError(HbiAt(6, "even"), inputs);
+  const Result<double> five = LeastError(HbiAt(5, "energy"), inputs);
   const Result<double> mxfp8 = ErrorOf(Mxfp8Reference(), inputs);
   for (const Result<double>* needed : {&six, &five, &mxfp8}) {
     if (!needed->ok()) return needed->status();
   }
   list->Check(*six < *mxfp8, where + ": 6 bits below the MXFP8 ring, 8.25 bits",
               fmt::format("below {:.3g}", *mxfp8), fmt::format("{:.3g}", *six));
-  const std::string beside_qsgd = where + ": 5 bits below QSGDMaxNorm, q = 8";
+  const std::string beside_qsgd = where + ": 5 bits by energy below QSGDMaxNorm, q = 8";
   const Way qsgd = CodecWay("qsgd:q=8", "");
   if (CanTake(qsgd, beside_qsgd, list)) {
     const Result<double> error = ErrorOf(qsgd, inputs);
@@ -150,7 +151,8 @@ Status Compare(const std::string& where, const Vectors& inputs, bool qsgd_known,
   }
   if (inputs.size() == kDynamiqRanks) {
     const double ratio = *five / *mxfp8;
-    list->Check(ratio < kDynamiqRatio, where + ": 5 bits over MXFP8, below DynamiQ's ratio",
+    list->Check(ratio < kDynamiqRatio,
+                where + ": 5 bits by energy over MXFP8, below DynamiQ's ratio",
                 fmt::format("below {}", kDynamiqRatio), fmt::format("{:.3g}", ratio));
   }
   return {};

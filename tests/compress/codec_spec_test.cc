@@ -168,8 +168,8 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
                             const char* ref) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,k={},k2={},local=codes,m=0,min_bytes={},ref={},rht=0,"
-        "unbiased=0",
+        "hbi:ag={},bits={},checksum=0,k={},k2={},levels=even,local=codes,m=0,min_bytes={},ref={},"
+        "rht=0,unbiased=0",
         ag, bits, k, k2, min_bytes, ref);
   };
   EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 1024, "direct"));
@@ -182,6 +182,8 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto with = [](std::string spec, const std::string& from, const std::string& to) {
     return spec.replace(spec.find(from), from.size(), to);
   };
+  EXPECT_EQ(CanonicalOf("hbi:levels=energy"),
+            with(CanonicalOf("hbi"), "levels=even", "levels=energy"));
   EXPECT_EQ(CanonicalOf("hbi:m=4"), with(CanonicalOf("hbi"), ",m=0", ",m=4"));
   for (const std::string key : {"checksum", "rht", "unbiased"}) {
     std::string on = CanonicalOf("hbi");
@@ -189,9 +191,9 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
   }
-  for (const std::string text :
-       {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring", "hbi:bits=4,rht=1",
-        "hbi:k=15,k2=7,checksum=1", "hbi:m=3", "hbi:m=32768", "hbi:unbiased=1"}) {
+  for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring",
+                                 "hbi:bits=4,rht=1", "hbi:k=15,k2=7,checksum=1", "hbi:m=3",
+                                 "hbi:m=32768", "hbi:unbiased=1", "hbi:levels=energy"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
   // Sorted, as the text claims.
@@ -233,9 +235,11 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:ag=both", {"ag=both", "requant", "exact"}},
       {"hbi:policy=h",
        {"unknown key policy",
-        "there are ag, bits, checksum, k, k2, local, m, min_bytes, ref, rht, unbiased"}},
+        "there are ag, bits, checksum, k, k2, levels, local, m, min_bytes, ref, rht, unbiased"}},
       {"hbi:min_bytes=-1", {"min_bytes=-1"}},
       {"hbi:unbiased=2", {"unbiased=2"}},
+      {"hbi:levels=equal", {"levels=equal"}},
+      {"hbi:levels=energy,k=3", {"levels=energy", "k=3"}},
       {"hbi:m=1", {"m=1", "groups of one rank"}},
       {"hbi:m=40000", {"m=40000"}},
       {"hbi:m=4,ref=ring", {"m=4", "ref=ring", "contradict"}},

@@ -134,7 +134,7 @@ TEST(HbiBounds, StatisticsCount) {
     std::fill(x.begin() + 768, x.begin() + 1024, 1e-6f);
   }
   inputs[1][512 + 70] = std::numeric_limits<float>::infinity();
-  HbiDriver driver("hbi:bits=2", 2, DataType::kFloat32, ReduceOp::kSum, count);
+  HbiDriver driver("hbi:bits=2,levels=energy", 2, DataType::kFloat32, ReduceOp::kSum, count);
   const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 256, inputs);
   for (int r = 0; r < 2; ++r) {
     CodecStats stats;
@@ -255,6 +255,44 @@ TEST(HbiBounds, BoundsAPriori) {
       ASSERT_NO_FATAL_FAILURE(ExpectWithinBound(result, inputs, 256, relative));
     }
   }
+}
+
+// Whatever the others are like: superblocks over 26 octaves, one large or one small among equals.
+TEST(HbiBounds, EvenLevelsBoundTheRelativeErrorOfEverySuperblock) {
+  Rng rng(TestSeed());
+  constexpr size_t kSuperblocks = 90, kCount = kSuperblocks * 256;
+  uint64_t dropped_by_energy = 0;
+  for (const int n : {2, 3, 8}) {
+    for (const char* bits : {"2.25", "2.5", "3", "4", "6", "9"}) {
+      for (int shape = 0; shape < 3; ++shape) {
+        SCOPED_TRACE(fmt::format("n={} bits={} shape={}", n, bits, shape));
+        Vectors inputs = MakeInputs(n, kCount, Kind::kGauss, &rng);
+        for (size_t e = 0; e < kCount; ++e) {
+          const size_t s = e / 256;
+          const bool one = s == 7;
+          const int octaves = shape == 0 ? static_cast<int>(s % 27) : one == (shape == 1) ? 0 : 26;
+          for (std::vector<float>& x : inputs) x[e] = std::ldexp(x[e], -octaves);
+        }
+        const auto run = [&](const std::string& spec, CodecStats* stats, double* relative) {
+          HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
+          std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 4096, inputs);
+          driver.state(0).Finish(stats);
+          double unused = 0;
+          driver.codec().Bound(Collective::kAllReduce, n, &unused, relative);
+          return result;
+        };
+        CodecStats stats;
+        double relative = 0;
+        const std::vector<float> even = run(fmt::format("hbi:bits={}", bits), &stats, &relative);
+        EXPECT_EQ(stats.dropped_superblocks, 0u);
+        EXPECT_LT(relative, std::string(bits) == "9" ? 0.02 : 1.7);
+        ASSERT_NO_FATAL_FAILURE(ExpectWithinBound(even, inputs, 256, relative));
+        run(fmt::format("hbi:bits={},levels=energy", bits), &stats, &relative);
+        dropped_by_energy += stats.dropped_superblocks;
+      }
+    }
+  }
+  EXPECT_GT(dropped_by_energy, 100u) << "the test cannot tell";
 }
 
 // With offsets of n-ths the error of the sum is that of n / 12 steps squared; with unbiased=1 it is

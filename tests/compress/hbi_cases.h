@@ -109,7 +109,9 @@ inline Case RandomCase(Rng* rng) {
     c.spec = fmt::format("hbi:k={},k2={}", c.options.k, c.options.k2);
   } else {
     c.options.bits8 = static_cast<int>(4 + rng->Below(rng->Below(4) == 0 ? 124 : 70));
-    c.spec = fmt::format("hbi:bits={}", c.options.bits8 / 8.0);
+    c.options.energy = rng->Below(3) == 0;
+    c.spec = fmt::format("hbi:bits={}{}", c.options.bits8 / 8.0,
+                         c.options.energy ? ",levels=energy" : "");
   }
   c.spec += c.options.ring ? ",ref=ring" : "";
   c.spec += c.options.exact ? ",ag=exact" : "";

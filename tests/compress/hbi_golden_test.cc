@@ -109,6 +109,7 @@ ResultRow ParseResult(std::string line) {
   row.options.average = line.find("average=True") != std::string::npos;
   row.options.exact = line.find("exact=True") != std::string::npos;
   row.options.unbiased = line.find("unbiased=True") != std::string::npos;
+  row.options.energy = line.find("energy=True") != std::string::npos;
   const auto number = [&line](const char* key) -> uint64_t {
     const size_t at = line.find(key);
     return at == std::string::npos ? 0 : std::stoul(line.substr(line.find('=', at) + 1));
@@ -120,6 +121,7 @@ ResultRow ParseResult(std::string line) {
                                : fmt::format("hbi:bits={}", bits);
   row.spec += row.options.ring ? ",ref=ring" : "";
   row.spec += row.options.exact ? ",ag=exact" : "";
+  row.spec += row.options.energy ? ",levels=energy" : "";
   row.options.rht = line.find("rht=True") != std::string::npos;
   row.options.m = static_cast<int>(number(" m="));
   if (row.options.m != 0) row.spec += fmt::format(",m={}", row.options.m);
@@ -196,7 +198,7 @@ TEST(HbiGolden, SpecialValues) {
 
 TEST(HbiGolden, Results) {
   const std::vector<std::string> rows = GoldenRows("result");
-  ASSERT_EQ(rows.size(), 199u);
+  ASSERT_EQ(rows.size(), 238u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);
@@ -365,13 +367,21 @@ TEST(HbiGolden, WordsLevelsAndPayloads) {
   EXPECT_EQ(CrcAs<uint32_t>(WordsOf(trace.own)), GoldenRows("own")[0].substr(24, 8));
 }
 
-// cost, k, k2, threshold of each point.
+// cost, k, k2, threshold of each point by energy.
 std::vector<int64_t> HullOf(int n, const hbi::Config& config) {
-  std::vector<int64_t> hull;
-  for (const hbi::HullPoint& p : hbi::BuildHull(Collective::kAllReduce, n, config)) {
-    hull.insert(hull.end(), {p.cost, p.k, p.k2, p.threshold});
+  std::vector<int64_t> values;
+  const hbi::Hull hull = hbi::BuildHull(Collective::kAllReduce, n, config);
+  size_t i = 0;
+  if (!config.unbiased) {
+    i = hull.after_dropped + 1;
+    const hbi::HullPoint& p = hull.points[hull.after_dropped];
+    values = {0, 0, 0, hbi::kAlways, p.cost, p.k, p.k2, hull.threshold_after_dropped};
   }
-  return hull;
+  for (; i < hull.points.size(); ++i) {
+    const hbi::HullPoint& p = hull.points[i];
+    values.insert(values.end(), {p.cost, p.k, p.k2, p.threshold});
+  }
+  return values;
 }
 std::vector<int64_t> HullOfOracle(int n, const HbiOptions& options) {
   std::vector<int64_t> hull;

@@ -395,6 +395,41 @@ TEST(CompressedTest, WarnsOnceOfMagnitudesOutsideTheRange) {
   }
 }
 
+// Where `bits` is too little for a level in every superblock.
+TEST(CompressedTest, WarnsOnceOfDroppedSuperblocks) {
+  struct Spec {
+    const char* text;
+    bool warns;
+  };
+  for (const Spec& spec : {Spec{"hbi:bits=1", true}, Spec{"hbi:bits=2.25", false},
+                           Spec{"hbi:bits=1,levels=energy", false}}) {
+    SCOPED_TRACE(spec.text);
+    testing::internal::CaptureStderr();
+    RunThreads(3, [&](int, ccl_comm_t comm) {
+      std::vector<float> x(4096, 1.0f), y(4096);
+      x[300] = 0.5f;
+      ccl_codec_t codec = nullptr;
+      ASSERT_EQ(ccl_codec_create(&codec, spec.text), CCL_SUCCESS);
+      ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+      ccl_compression_t how = CCL_COMPRESSION_INIT;
+      how.codec = codec;
+      how.stats = &stats;
+      for (int call = 0; call < 3; ++call) {
+        ASSERT_EQ(ccl_allreduce_compressed(x.data(), y.data(), x.size(), CCL_FLOAT32, CCL_SUM, &how,
+                                           comm, nullptr),
+                  CCL_SUCCESS);
+        EXPECT_EQ(stats.dropped_superblocks > 0,
+                  std::string(spec.text).find("=1") != std::string::npos);
+      }
+      ccl_codec_destroy(codec);
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(Occurrences(log, "superblocks of 256 elements became zero"), spec.warns ? 3u : 0u)
+        << log;
+    EXPECT_EQ(log.find("bits=2.25 does") != std::string::npos, spec.warns) << log;
+  }
+}
+
 // step 0 means the count of compressed calls so far: consecutive calls round differently.
 TEST(CompressedTest, DefaultStepCountsCalls) {
   const Vectors inputs = MakeInputs(2, 3000, TestSeed() + 6);

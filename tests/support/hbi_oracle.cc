@@ -152,7 +152,7 @@ struct Option {
   int k, k2;
 };
 
-std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options) {
+std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options, bool drops) {
   const Hops hops = HopsOf(kind, n, options);
   const auto cost_of_sum = [&](int k, int k2) {
     int64_t cost = int64_t{4} * hops.sums * HbiWidth(1, k2);
@@ -165,7 +165,7 @@ std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options) {
   constexpr int64_t kOne = int64_t{1} << 36;
   const bool groups = kind == Kind::kAllReduce && InGroups(options, n);
   std::vector<Option> all;
-  if (!options.unbiased) all.push_back({0, kOne * 6 / 5, 0, 0});
+  if (drops) all.push_back({0, kOne * 6 / 5, 0, 0});
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
     const int64_t sum_error = kOne / (int64_t{k} * k);
@@ -217,20 +217,19 @@ std::vector<HbiChoice> Wrapped(const std::vector<Option>& all) {
   }
 }
 
-const std::vector<HbiChoice>& HullOf(Kind kind, int n, const HbiOptions& options) {
+const std::vector<HbiChoice>& HullOf(Kind kind, int n, const HbiOptions& options, bool drops) {
   static thread_local std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<HbiChoice>>
       known;
-  std::vector<HbiChoice>& hull = known[{kind, n, options.ring, options.unbiased, options.m}];
-  if (hull.empty()) hull = Wrapped(AllOptions(kind, n, options));
+  std::vector<HbiChoice>& hull = known[{kind, n, options.ring, drops, options.m}];
+  if (hull.empty()) hull = Wrapped(AllOptions(kind, n, options, drops));
   return hull;
 }
 
-// Index of the option taken at this exponent and delta.
-size_t Taken(const std::vector<HbiChoice>& hull, int exponent, int delta) {
-  const auto above = std::upper_bound(
-      hull.begin(), hull.end(), exponent - delta,
-      [](int distance, const HbiChoice& choice) { return distance < choice.threshold; });
-  return static_cast<size_t>(above - hull.begin()) - 1;
+// Index of the option taken at this exponent and delta, if energies count 1 / scale.
+size_t Taken(const std::vector<HbiChoice>& hull, int exponent, int delta, int scale) {
+  size_t taken = 0;
+  while (taken + 1 < hull.size() && scale * hull[taken + 1].threshold <= exponent - delta) ++taken;
+  return taken;
 }
 
 int64_t BudgetOf(Kind kind, int n, const HbiOptions& options, size_t superblocks) {
@@ -251,37 +250,54 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     }
     return;
   }
-  const std::vector<HbiChoice>& hull = HullOf(kind, n, options);
-  std::map<int, int64_t> how_many;
+  std::vector<int> energies;
   for (size_t s = 0; s < superblocks; ++s) {
-    if (Live(codes + 8 * s)) ++how_many[HbiEnergy(codes + 8 * s)];
+    if (Live(codes + 8 * s)) energies.push_back(HbiEnergy(codes + 8 * s));
   }
   const int64_t budget = BudgetOf(kind, n, options, superblocks);
+  const std::vector<HbiChoice>* hull = &HullOf(kind, n, options, false);
+  const bool even =
+      !options.energy && hull->front().cost * static_cast<int64_t>(energies.size()) <= budget;
+  if (!even && !options.unbiased) hull = &HullOf(kind, n, options, true);
+  int scale = 1, first_delta = -1400, last_delta = 1400;
+  if (even) {
+    scale = 8;
+    first_delta = -16384;
+    last_delta = 1;
+    const int most = energies.empty() ? 0 : *std::max_element(energies.begin(), energies.end());
+    for (int& energy : energies) energy = std::max(energy - most, -40);
+  }
+  std::map<int, int64_t> how_many;
+  for (const int energy : energies) ++how_many[energy];
   const auto cost8 = [&](int delta) {
     int64_t cost = 0;
     for (const auto& [exponent, count] : how_many) {
-      cost += count * hull[Taken(hull, exponent, delta)].cost;
+      cost += count * (*hull)[Taken(*hull, exponent, delta, scale)].cost;
     }
     return cost;
   };
-  int delta = -1400;
-  while (cost8(delta) > budget && delta < 1400) ++delta;
+  int low = first_delta, delta = last_delta;  // the smallest that fits
+  while (low < delta) {
+    const int middle = low + (delta - low) / 2;
+    cost8(middle) <= budget ? delta = middle : low = middle + 1;
+  }
   int64_t spent = cost8(delta);
+  auto energy = energies.begin();
   for (size_t s = 0; s < superblocks; ++s) {
     if (!Live(codes + 8 * s)) {
       trace->k.push_back(0);
       trace->k2.push_back(0);
       continue;
     }
-    const int exponent = HbiEnergy(codes + 8 * s);
-    size_t now = Taken(hull, exponent, delta);
-    for (const size_t next = Taken(hull, exponent, delta - 1); now < next; ++now) {
-      const int64_t extra = hull[now + 1].cost - hull[now].cost;
+    size_t now = Taken(*hull, *energy, delta, scale);
+    for (const size_t next = Taken(*hull, *energy, delta - 1, scale); now < next; ++now) {
+      const int64_t extra = (*hull)[now + 1].cost - (*hull)[now].cost;
       if (spent + extra > budget) break;
       spent += extra;
     }
-    trace->k.push_back(hull[now].k);
-    trace->k2.push_back(hull[now].k2);
+    ++energy;
+    trace->k.push_back((*hull)[now].k);
+    trace->k2.push_back((*hull)[now].k2);
   }
   trace->window_bits.push_back(static_cast<double>(spent) / 8 * kSuperElements);
   trace->window_budget.push_back(static_cast<double>(budget) / 8 * kSuperElements);
@@ -574,7 +590,7 @@ std::vector<uint8_t> HbiAgree(const std::vector<std::vector<float>>& inputs) {
 }
 
 std::vector<HbiChoice> HbiHull(int nranks, const HbiOptions& options) {
-  return HullOf(Kind::kAllReduce, nranks, options);
+  return HullOf(Kind::kAllReduce, nranks, options, !options.unbiased);
 }
 
 std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,

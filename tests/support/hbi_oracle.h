@@ -21,6 +21,7 @@ struct HbiOptions {
   bool exact = false;    // all-reduce: no second quantization
   bool average = false;  // divided by the number of ranks; not in an all-gather
   bool unbiased = false;
+  bool energy = false;  // levels by energy; else even ones where `bits` allows
   bool rht = false;
   int m = 0;  // ranks of a group, 0: all; all-reduce only
 };
@@ -69,7 +70,7 @@ struct HbiChoice {
   int64_t cost = 0;
   int k = 0, k2 = 0, threshold = 0;
 };
-// The choices of an all-reduce.
+// The choices of an all-reduce by energy: with a dropped superblock, without `unbiased`.
 std::vector<HbiChoice> HbiHull(int nranks, const HbiOptions& options);
 
 // Fields as they travel: superblock s has the width of `contributions` codes of k[s] levels.

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a communication hook of DDP keeps between steps for each bucket."""
+import gc
 from typing import Optional, Tuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import inccl
 
@@ -9,6 +13,16 @@ _TABLES = ("residuals", "reducers", "velocities")
 
 def key_of(bucket) -> Tuple[int, int]:
     return bucket.index(), bucket.buffer().numel()
+
+
+def name_of(parameter: torch.Tensor) -> str:
+    """Its name in the DDP model that has it; hooks know parameters alone. Slow."""
+    for model in gc.get_objects():
+        if issubclass(type(model), DistributedDataParallel):
+            for name, other in model.module.named_parameters():
+                if other is parameter:
+                    return name
+    return f"a parameter of shape {tuple(parameter.shape)}"
 
 
 class Kept:

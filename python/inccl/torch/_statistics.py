@@ -14,13 +14,16 @@ class Statistics:
     uncompressed_elements: int = 0  # reduced beside them, as they are
     payload_bytes: int = 0
     wire_bytes: int = 0
-    ratio: float = 1.0  # of the last call: bytes without compression over payload_bytes
+    ratio: float = 1.0  # of compressed calls: bytes without compression over bytes with it
     error_bound: float = 0.0
+    dropped_superblocks: int = 0  # of 256 elements, for which the codec's bits were too few: they became 0
+    poisoned_blocks: int = 0  # of 32 elements, that became NaN because some rank had one, or an infinity
 
     def __post_init__(self):
         self._changing = threading.Lock()
         self._pending = []  # (stats, what the call uses) of calls that may not have completed
         self._done = []  # those that were counted last
+        self._plain_bytes = self._compressed_bytes = 0.0
 
     def add(self, call: CompressionStats, *used) -> None:
         """Counts a call when it has completed, and keeps until then what it uses."""
@@ -49,7 +52,13 @@ class Statistics:
         self.calls += 1
         if call.compressed:
             self.elements += call.elements
-            self.ratio, self.error_bound = call.ratio, call.error_bound
+            self._compressed_bytes += call.payload_bytes
+            self._plain_bytes += call.ratio * call.payload_bytes
+            if self._compressed_bytes > 0:
+                self.ratio = self._plain_bytes / self._compressed_bytes
+            self.error_bound = call.error_bound
+            self.dropped_superblocks += call.dropped_superblocks
+            self.poisoned_blocks += call.poisoned_blocks
         else:
             self.uncompressed_elements += call.elements
         self.payload_bytes += call.payload_bytes

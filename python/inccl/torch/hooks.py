@@ -27,7 +27,7 @@ from inccl.plan import Plan
 
 from . import memory
 from ._calls import on_streams
-from ._kept import Kept, key_of
+from ._kept import Kept, key_of, name_of
 from ._statistics import Statistics
 from ._tensors import OPS, TYPES, flat, unflatten
 from ._work import Work
@@ -108,6 +108,8 @@ class State:
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
         self._statistics = Statistics()
+        self._looked = {}  # by bucket: superblocks dropped until its last call, calls with new ones
+        self._zeroed = set()  # names of parameters of which a warning has told
 
     def __deepcopy__(self, memo) -> "State":
         """For a copy of the model: equal settings and the same group, nothing of what has been kept."""
@@ -128,6 +130,27 @@ class State:
         if key not in self._kept.residuals:
             self._kept.residuals[key] = inccl.Residual(key[1])
         return self._kept.residuals[key]
+
+    def _gradients_at_risk(self, bucket) -> list:
+        """(parameter, gradient) of what is compressed and not zero here, if calls have dropped superblocks since
+        this bucket's last one: for its first call after that, the second, fourth, eighth and so on."""
+        dropped = self.statistics.dropped_superblocks
+        last, calls = self._looked.get(key_of(bucket), (0, 0))
+        if dropped == last:
+            return []
+        self._looked[key_of(bucket)] = dropped, calls + 1
+        if calls & (calls + 1):
+            return []
+        pairs = zip(bucket.parameters(), bucket.gradients())
+        return [(p, g) for p, g in pairs if self.compress(p) and g.any()]
+
+    def _warn_of_zeros(self, codec, gradients) -> None:
+        for name in [name_of(parameter) for parameter, gradient in gradients if not gradient.any()]:
+            if name not in self._zeroed:
+                self._zeroed.add(name)
+                warnings.warn(f"compress_hook: {codec.spec} left no bits for the gradient of {name}, so it became zero"
+                              + (" and waits in the residual" if self.residual else "")
+                              + "; more bits, or State(compress=...), prevent that")
 
     def _add_momentum(self, bucket) -> None:
         buffer, key = bucket.buffer(), key_of(bucket)
@@ -244,6 +267,7 @@ def _whole(state, bucket, group):
 def _compressed(state, bucket, group, codec, plain, count):
     """A function that averages a bucket with a codec, and its gradients `plain` of `count` elements as they are."""
     buffer, together = bucket.buffer(), None
+    at_risk = state._gradients_at_risk(bucket)
     if plain:
         together = flat(plain)
         for gradient in plain:
@@ -262,6 +286,8 @@ def _compressed(state, bucket, group, codec, plain, count):
                                     inccl.AVG, handle, stream))
             unflatten(together, plain)
         state.statistics.add(stats, codec, buffer, together, residual)
+        if at_risk:
+            state._warn_of_zeros(codec, at_risk)
         state.statistics.add_uncompressed(count)
     return call
 

@@ -14,8 +14,9 @@ namespace {
 
 constexpr uint64_t kMinBits8 = 4, kMaxBits8 = 128;
 
-constexpr std::array<std::string_view, 11> kKeys = {
-    "ag", "bits", "checksum", "k", "k2", "local", "m", "min_bytes", "ref", "rht", "unbiased"};
+constexpr std::array<std::string_view, 12> kKeys = {"ag",        "bits",   "checksum", "k",
+                                                    "k2",        "levels", "local",    "m",
+                                                    "min_bytes", "ref",    "rht",      "unbiased"};
 
 Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_view other) {
   return InvalidArgument(fmt::format("codec {}: {}={} and {}={} contradict each other", spec.name(),
@@ -57,8 +58,12 @@ Status ParseGroups(const CodecSpec& spec, Config* config) {
   return Status::Ok();
 }
 
-// Parses bits, or k and k2. 0 means "not given", as in canonical specs.
+// Parses levels, and bits or k and k2. 0 means "not given", as in canonical specs.
 Status ParseLevels(const CodecSpec& spec, Config* config) {
+  static constexpr std::string_view kRules[] = {"even", "energy"};
+  const Result<size_t> levels = spec.Choice("levels", 0, kRules);
+  if (!levels.ok()) return levels.status();
+  config->levels = static_cast<Levels>(*levels);
   const std::string* bits_text = spec.Find("bits");
   const bool bits_given = bits_text != nullptr && *bits_text != "0";
   const Result<uint64_t> bits8 =
@@ -70,6 +75,7 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
   }
   if (bits_given && *k != 0) return Contradiction(spec, "bits", "k");
   if (bits_given && *k2 != 0) return Contradiction(spec, "bits", "k2");
+  if (config->levels != Levels::kEven && *k != 0) return Contradiction(spec, "levels", "k");
   if (*k2 != 0 && *k == 0) {
     return InvalidArgument(
         fmt::format("codec {}: k2={} is given without k", spec.name(), *spec.Find("k2")));
@@ -92,11 +98,11 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum={:d},k={},k2={},local={},m={},min_bytes={},ref={},rht={:d},"
-      "unbiased={:d}",
+      "hbi:ag={},bits={},checksum={:d},k={},k2={},levels={},local={},m={},min_bytes={},ref={},"
+      "rht={:d},unbiased={:d}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum, k, k2,
-      local == Local::kFp32 ? "fp32" : "codes", m, min_bytes,
-      reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
+      levels == Levels::kEnergy ? "energy" : "even", local == Local::kFp32 ? "fp32" : "codes", m,
+      min_bytes, reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {

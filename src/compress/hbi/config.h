@@ -21,6 +21,10 @@ enum class Local : uint8_t { kCodes, kFp32 };
 // The payload of the all-gather phase: a second quantization of the sum, or the integer sums.
 enum class AllGather : uint8_t { kRequant, kExact };
 
+// Who gets the levels of a budget: all superblocks that are not zero about as many, so that none
+// loses its small values, or those with much energy more, which makes the squared error small.
+enum class Levels : uint8_t { kEven, kEnergy };
+
 struct Config {
   uint32_t bits8 = 48;     // 8 * bits per element and phase; 0: the levels are fixed
   uint32_t k = 0, k2 = 0;  // fixed levels of the sum and of the all-gather; 0: planned from bits8
@@ -28,6 +32,7 @@ struct Config {
   Reference reference = Reference::kTwoShot;
   AllGather all_gather = AllGather::kRequant;
   Local local = Local::kCodes;
+  Levels levels = Levels::kEven;
   bool unbiased = false;  // the all-gather rounds with a hash, and no superblock is dropped
   bool rht = false;       // superblocks are rotated by a randomized Hadamard transform
   bool checksum = false;  // every payload carries its CRC-32C

@@ -98,7 +98,7 @@ Status hbi::CheckFit(const Config& config, Collective collective, int nranks) {
                                        Name(Collective::kAllReduce), Name(collective)));
   }
   if (!config.unbiased || config.bits8 == 0) return Status::Ok();
-  const uint32_t least8 = LeastUnbiasedBits8(collective, nranks, config);
+  const uint32_t least8 = LeastBits8(collective, nranks, config);
   if (config.bits8 >= least8) return Status::Ok();
   return InvalidArgument(fmt::format(
       "codec hbi: bits={} is too little for unbiased=1: {} of {} ranks needs at least bits={}",
@@ -135,7 +135,7 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
   const Config& config = planner->config();
   const bool sums_spread = collective == Collective::kAllReduce && !planner->requantizes();
   double worst_bits = 0, worst_error = 0, exact_bits = 0;
-  for (const Point& point : planner->points().subspan(1)) {
+  for (const Point& point : planner->choices()) {
     worst_bits = std::max(worst_bits, BitsOf(*planner, point));
     worst_error = std::max(worst_error, hbi::RelativeErrorBound(*planner, point));
     if (sums_spread && point.k != 0) {
@@ -157,8 +157,9 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
   if (config.local == hbi::Local::kFp32 && Reduces(collective) && nranks > 2) {
     include(collective, 2);
   }
-  // ccl_codec_bound tells this of an all-gather, too.
+  // ccl_codec_bound tells this of a reduce-scatter and an all-gather, too.
   if (collective == Collective::kAllReduce && planner->group() == 0) {
+    include(Collective::kReduceScatter, nranks);
     include(Collective::kAllGather, nranks);
   }
 }

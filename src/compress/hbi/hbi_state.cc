@@ -12,6 +12,7 @@
 #include "compress/hbi/checksum.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/hull.h"
 #include "compress/hbi/side_words.h"
 #include "compress/kernels/stream.h"
 
@@ -265,6 +266,7 @@ Result<bool> HbiState::Own(const Range& range, const std::byte* x, float* y) {
 
 void HbiState::Finish(CodecStats* stats) {
   if (planner_ != nullptr && !warned_of_range_) WarnOfRange();
+  if (planner_ != nullptr && !warned_of_drops_) WarnOfDrops();
   if (stats == nullptr) return;
   *stats = {};
   if (planner_ == nullptr) return;
@@ -283,6 +285,20 @@ void HbiState::Finish(CodecStats* stats) {
   for (size_t p = Planner::kDead + 1; p < points.size(); ++p) {
     if (summary_.top[p] != 0) include(p, summary_.top[p]);
   }
+}
+
+void HbiState::WarnOfDrops() {
+  const Config& config = planners_->config();
+  if (summary_.dropped == 0 || config.levels == Levels::kEnergy) return;
+  warned_of_drops_ = true;
+  const uint32_t least8 = LeastBits8(call_.collective, call_.nranks, config);
+  Log(LogLevel::kWarn, LogSubsystem::kCodec,
+      "rank {}/{}: {} with codec {}: {} superblocks of 256 elements became zero, since bits={} "
+      "does "
+      "not give each of them a level; bits={} does. (A residual keeps what a call has left out.) "
+      "Later calls with this codec are not reported.",
+      call_.rank, call_.nranks, Name(call_.collective), config.Canonical(), summary_.dropped,
+      FormatEighths(config.bits8), FormatEighths(least8));
 }
 
 void HbiState::WarnOfRange() {

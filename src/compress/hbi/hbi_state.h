@@ -100,6 +100,7 @@ class HbiState final : public CodecState {
   void Plan(uint32_t segment, uint64_t window);
   // Warns of the first call whose magnitudes lie where scales are many octaves apart.
   void WarnOfRange();
+  void WarnOfDrops();
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
@@ -114,6 +115,7 @@ class HbiState final : public CodecState {
   Range kept_;                    // whose own words are kept; count 0: none
   PlanSummary summary_;
   bool warned_of_range_ = false;
+  bool warned_of_drops_ = false;
   // State of the current Combine.
   std::vector<Source> sources_;
   std::vector<Source> part_sources_;  // of the parts that threads of the team fold

@@ -114,7 +114,6 @@ std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& 
     }
     sums = SumOfHulls(LowerHull(sums), LowerHull(results));
   }
-  if (!config.unbiased) sums.insert(sums.begin(), {0, 6 * (int64_t{1} << 36) / 5, 0, 0});
   return LowerHull(sums);
 }
 
@@ -161,7 +160,7 @@ int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& con
   return Hops(collective, nranks) * per_hop8 - kOwnWords8 * CodedHops(collective, nranks, config);
 }
 
-uint32_t LeastUnbiasedBits8(Collective collective, int nranks, const Config& config) {
+uint32_t LeastBits8(Collective collective, int nranks, const Config& config) {
   uint32_t half_bits = SumHalfBits(collective, nranks, config, 1, 1);
   if (collective == Collective::kAllReduce) half_bits += Hops(collective, nranks) * Width(1, 1);
   Config least = config;
@@ -170,16 +169,22 @@ uint32_t LeastUnbiasedBits8(Collective collective, int nranks, const Config& con
   return least.bits8;
 }
 
-std::vector<HullPoint> BuildHull(Collective collective, int nranks, const Config& config) {
-  const std::vector<Choice> hull = AllChoices(collective, nranks, config);
-  std::vector<HullPoint> points;
-  for (size_t i = 0; i < hull.size(); ++i) {
-    points.push_back({.cost = static_cast<uint32_t>(hull[i].cost),
-                      .k = static_cast<uint16_t>(hull[i].k),
-                      .k2 = static_cast<uint16_t>(hull[i].k2),
-                      .threshold = i == 0 ? -(1 << 20) : Threshold(hull[i - 1], hull[i])});
+Hull BuildHull(Collective collective, int nranks, const Config& config) {
+  const std::vector<Choice> choices = AllChoices(collective, nranks, config);
+  Hull hull;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    hull.points.push_back({.cost = static_cast<uint32_t>(choices[i].cost),
+                           .k = static_cast<uint16_t>(choices[i].k),
+                           .k2 = static_cast<uint16_t>(choices[i].k2),
+                           .threshold = i == 0 ? kAlways : Threshold(choices[i - 1], choices[i])});
   }
-  return points;
+  // A point left of a hull leaves out some of the first ones.
+  const Choice dropped{0, 6 * (int64_t{1} << 36) / 5, 0, 0};
+  std::vector<Choice> more = choices;
+  more.insert(more.begin(), dropped);
+  hull.after_dropped = more.size() - LowerHull(more).size();
+  hull.threshold_after_dropped = Threshold(dropped, choices[hull.after_dropped]);
+  return hull;
 }
 
 }  // namespace inccl::hbi

@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "compress/hbi/format.h"
 #include "compress/hbi/hull.h"
@@ -98,8 +99,8 @@ const LevelTable* Planner::TableOf(uint32_t k) {
   return &tables_[at];
 }
 
-void Planner::AddPoints(std::span<const HullPoint> choices) {
-  const size_t points = choices.size() + 1;
+void Planner::AddPoints(const Hull& hull, bool drops) {
+  const size_t points = hull.points.size() + 2;
   tables_ = std::make_unique_for_overwrite<LevelTable[]>(2 * points);  // touched as they are made
   ready_ = std::make_unique<std::atomic<bool>[]>(points);
   const auto add = [this](uint32_t cost, uint32_t k, uint32_t k2) {
@@ -113,7 +114,8 @@ void Planner::AddPoints(std::span<const HullPoint> choices) {
                        .result_width = static_cast<uint8_t>(Width(1, k2))});
   };
   add(0, 0, 0);
-  for (const HullPoint& choice : choices) add(choice.cost, choice.k, choice.k2);
+  if (drops) add(0, 0, 0);
+  for (const HullPoint& choice : hull.points) add(choice.cost, choice.k, choice.k2);
   const MutexLock lock(&mutex_);
   made_.resize(2 * points);
 }
@@ -143,35 +145,86 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
   if (config.bits8 == 0) {
     const uint32_t k2 = collective == Collective::kAllReduce ? config.k2 : 0;
     const HullPoint fixed{.k = static_cast<uint16_t>(config.k), .k2 = static_cast<uint16_t>(k2)};
-    AddPoints({&fixed, 1});
+    AddPoints({.points = {fixed}}, false);
     MakeTables();
     return;
   }
-  const std::vector<HullPoint> hull = BuildHull(collective, nranks, config);
-  AddPoints(hull);
+  const Hull hull = BuildHull(collective, nranks, config);
+  AddPoints(hull, !config.unbiased);
   MakeTables(kDead);
-  by_distance_.resize(kDistances);
-  cost_by_distance_.resize(kDistances);
-  const int64_t budget8 = Budget8(1);
-  const auto distance_of = [](int threshold) {
-    return std::clamp(threshold - kFirstDistance, 0, kDistances);
-  };
-  for (size_t i = 0; i < hull.size(); ++i) {  // the distances at which point i + 1 is taken
-    const int first = i == 0 ? 0 : distance_of(hull[i].threshold);
-    const int end = i + 1 == hull.size() ? kDistances : distance_of(hull[i + 1].threshold);
-    std::fill(by_distance_.begin() + first, by_distance_.begin() + end,
-              static_cast<uint8_t>(i + 1));
-    std::fill(cost_by_distance_.begin() + first, cost_by_distance_.begin() + end, hull[i].cost);
-    if (end > first && hull[i].cost <= budget8) affordable_ = end - 1;
+  MakeRules(hull);
+}
+
+Planner::Rule Planner::MakeRule(std::vector<Rule::Step> steps, std::span<const int> thresholds,
+                                int first_exponent, int exponents, int first_delta,
+                                int last_delta) const {
+  Rule rule;
+  rule.steps = std::move(steps);
+  rule.first_delta = first_delta;
+  rule.last_delta = last_delta;
+  const int distances = exponents + last_delta - first_delta + 1;
+  rule.by_distance.resize(static_cast<size_t>(distances));
+  rule.cost_by_distance.resize(static_cast<size_t>(distances));
+  for (size_t i = 0; i < rule.steps.size(); ++i) {
+    const int first = std::clamp(thresholds[i] - first_exponent + last_delta, 0, distances);
+    std::fill(rule.by_distance.begin() + first, rule.by_distance.end(), static_cast<uint8_t>(i));
+    std::fill(rule.cost_by_distance.begin() + first, rule.cost_by_distance.end(),
+              rule.steps[i].cost);
   }
+  const auto& costs = rule.cost_by_distance;
+  const auto above = std::upper_bound(costs.begin(), costs.end(), Budget8(1));
+  rule.affordable = static_cast<int>(above - costs.begin()) - 1;
+  return rule;
+}
+
+void Planner::MakeRules(const Hull& hull) {
+  const size_t points = hull.points.size(), first_point = points_.size() - points;
+  std::vector<Rule::Step> steps;
+  std::vector<int> thresholds;
+  const auto add = [&](size_t i, int threshold) {
+    steps.push_back({hull.points[i].cost, static_cast<uint8_t>(first_point + i)});
+    thresholds.push_back(threshold);
+  };
+  const int64_t budget8 = Budget8(1);
+  if (config_.levels == Levels::kEven) {
+    for (size_t i = 0; i < points; ++i) add(i, kEvenScale * hull.points[i].threshold);
+    even_ = MakeRule(steps, thresholds, -kEvenDepth, kEvenDepth + 1,
+                     -kEvenDepth - std::max(0, thresholds.back()), 1);
+    if (hull.points.front().cost <= budget8) {
+      // Where all superblocks are live, and all but a few have the largest energy, these have the
+      // fewest levels.
+      size_t over = 1;
+      while (over < points && hull.points[over].cost <= budget8) ++over;
+      first_choice_ = points_.size() - 1;
+      if (over < points) {
+        const int least = thresholds[over] - 1 - kEvenDepth;
+        while (over > 0 && thresholds[over] > least) --over;
+        first_choice_ = first_point + over;
+      }
+      return;  // every window has even levels
+    }
+    steps.clear();
+    thresholds.clear();
+  }
+  size_t i = 0;
+  if (!config_.unbiased) {
+    steps.push_back({0, static_cast<uint8_t>(first_point - 1)});
+    thresholds.push_back(kAlways);
+    i = hull.after_dropped;
+    add(i++, hull.threshold_after_dropped);
+  }
+  for (; i < points; ++i) add(i, hull.points[i].threshold);
+  energy_ = MakeRule(steps, thresholds, kFirstExponent, kExponents, -kMaxDelta, kMaxDelta);
 }
 
 void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary,
                    Team* team) const {
   if (config_.bits8 != 0) {
     Energies energies;
-    Count(words, points.size(), team, &energies);
-    return Spend(words, energies, points, summary);
+    Read(words, points.size(), team, &energies);
+    const Rule& rule = RuleFor(points.size(), &energies);
+    Count(points.size(), &energies);
+    return Spend(words, rule, energies, points, summary);
   }
   uint8_t& top = summary->top[kDead + 1];
   for (size_t s = 0; s < points.size(); ++s) {
@@ -181,7 +234,7 @@ void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary*
   }
 }
 
-void Planner::Count(const uint8_t* words, size_t superblocks, Team* team, Energies* energies) {
+void Planner::Read(const uint8_t* words, size_t superblocks, Team* team, Energies* energies) {
   const uint32_t parts = team->PartsOf(superblocks, kLeastExponents);
   team->Run(parts, [&](uint32_t i) noexcept {
     for (size_t s = superblocks * i / parts, end = superblocks * (i + 1) / parts; s < end; ++s) {
@@ -191,6 +244,27 @@ void Planner::Count(const uint8_t* words, size_t superblocks, Team* team, Energi
           live ? static_cast<uint16_t>(EnergyExponent(word) - kFirstExponent) : Energies::kNotLive;
     }
   });
+}
+
+const Planner::Rule& Planner::RuleFor(size_t superblocks, Energies* energies) const {
+  if (even_.steps.empty()) return energy_;
+  const std::span<uint16_t> exponents{energies->exponents.data(), superblocks};
+  int64_t live = 0;
+  uint16_t top = 0;
+  for (const uint16_t exponent : exponents) {
+    if (exponent == Energies::kNotLive) continue;
+    ++live;
+    top = std::max(top, exponent);
+  }
+  if (even_.steps.front().cost * live > Budget8(superblocks)) return energy_;
+  for (uint16_t& exponent : exponents) {
+    if (exponent == Energies::kNotLive) continue;
+    exponent = static_cast<uint16_t>(std::max(0, exponent + kEvenDepth - top));
+  }
+  return even_;
+}
+
+void Planner::Count(size_t superblocks, Energies* energies) {
   const std::span<const uint16_t> exponents{energies->exponents.data(), superblocks};
   uint16_t low = Energies::kNotLive, after = 0;  // [low, after)
   for (const uint16_t exponent : exponents) {
@@ -212,22 +286,23 @@ int64_t Planner::Budget8(size_t superblocks) const {
   return BudgetOfSuperblock8(collective_, nranks_, config_) * static_cast<int64_t>(superblocks);
 }
 
-int64_t Planner::Cost8(const Energies& energies, int delta) const {
+int64_t Planner::Cost8(const Rule& rule, const Energies& energies, int delta) {
   int64_t cost = 0;
   for (const Energies::Bin& bin : energies.span()) {
-    cost += int64_t{bin.superblocks} * cost_by_distance_[Distance(bin.exponent, delta)];
+    cost += int64_t{bin.superblocks} * rule.cost_by_distance[rule.Distance(bin.exponent, delta)];
   }
   return cost;
 }
 
-int Planner::FindDelta(const Energies& energies, size_t superblocks, int64_t budget8) const {
-  int low = -kMaxDelta, high = kMaxDelta;
+int Planner::FindDelta(const Rule& rule, const Energies& energies, size_t superblocks,
+                       int64_t budget8) {
+  int low = rule.first_delta, high = rule.last_delta;
   const std::span<const Energies::Bin> bins = energies.span();
-  if (!bins.empty() && affordable_ >= 0) {
+  if (!bins.empty() && rule.affordable >= 0) {
     // The delta with which an exponent has the affordable distance.
-    const auto bound = [this](const Energies::Bin& bin) {
-      return std::clamp(bin.exponent + kFirstExponent - (affordable_ + kFirstDistance), -kMaxDelta,
-                        kMaxDelta);
+    const auto bound = [&rule](const Energies::Bin& bin) {
+      return std::clamp(bin.exponent + rule.last_delta - rule.affordable, rule.first_delta,
+                        rule.last_delta);
     };
     uint64_t live = 0;
     for (const Energies::Bin& bin : bins) live += bin.superblocks;
@@ -236,7 +311,7 @@ int Planner::FindDelta(const Energies& energies, size_t superblocks, int64_t bud
   }
   while (low < high) {
     const int middle = low + (high - low) / 2;
-    if (Cost8(energies, middle) <= budget8) {
+    if (Cost8(rule, energies, middle) <= budget8) {
       high = middle;
     } else {
       low = middle + 1;
@@ -245,27 +320,29 @@ int Planner::FindDelta(const Energies& energies, size_t superblocks, int64_t bud
   return low;
 }
 
-void Planner::Spend(const uint8_t* words, const Energies& energies, std::span<uint8_t> points,
-                    PlanSummary* summary) const {
+void Planner::Spend(const uint8_t* words, const Rule& rule, const Energies& energies,
+                    std::span<uint8_t> points, PlanSummary* summary) const {
   const int64_t budget8 = Budget8(points.size());
-  const int delta = FindDelta(energies, points.size(), budget8);
-  int64_t left8 = budget8 - Cost8(energies, delta);
-  const auto step8 = [this](uint8_t point) {
-    return int64_t{points_[point + 1u].cost} - points_[point].cost;
-  };
+  const int delta = FindDelta(rule, energies, points.size(), budget8);
+  int64_t left8 = budget8 - Cost8(rule, energies, delta);
   // In locals: `points` are bytes, whose stores could change any object for the compiler.
-  const uint8_t* const by_exponent = by_distance_.data() + Distance(0, delta);
+  const uint8_t* const by_exponent = rule.by_distance.data() + rule.Distance(0, delta);
+  const Rule::Step* const steps = rule.steps.data();
   std::array<uint32_t, 256> superblocks{};  // by point
   std::array<uint8_t, 256> top{};
   for (size_t s = 0; s < points.size(); ++s) {
     const uint16_t exponent = energies.exponents[s];
     points[s] = kDead;
     if (exponent == Energies::kNotLive) continue;
-    uint8_t point = by_exponent[exponent];
-    // Superblocks spend the leftover in index order. At delta - 1 the points are those of the next
+    size_t step = by_exponent[exponent];
+    // Superblocks spend the leftover in index order. At delta - 1 the steps are those of the next
     // exponent.
-    const uint8_t ahead = by_exponent[exponent + 1];
-    while (point < ahead && step8(point) <= left8) left8 -= step8(point++);
+    for (const size_t ahead = by_exponent[exponent + 1]; step < ahead; ++step) {
+      const int64_t more8 = int64_t{steps[step + 1].cost} - steps[step].cost;
+      if (more8 > left8) break;
+      left8 -= more8;
+    }
+    const uint8_t point = steps[step].point;
     points[s] = point;
     ++superblocks[point];
     top[point] = std::max(top[point], static_cast<uint8_t>(TopOf(LoadWord(words, s))));

@@ -58,6 +58,8 @@ class Planner {
   }
   // Their tables are there if a plan has the point, or after MakeTables.
   std::span<const Point> points() const { return points_; }
+  // Those that a plan can choose.
+  std::span<const Point> choices() const { return std::span(points_).subspan(first_choice_); }
   void MakeTables() const;  // of all points
 
   // Sets the points of points.size() superblocks of one window (at most kWindow elements) from
@@ -66,42 +68,65 @@ class Planner {
             Team* team = Team::Alone()) const;
 
  private:
-  // Energy exponents, and their distances from delta.
   static constexpr int kFirstExponent = 2 * -440 - 9, kLastExponent = 2 * 640;
   static constexpr int kExponents = kLastExponent - kFirstExponent + 1;
+  // By energy, delta is in [-kMaxDelta, kMaxDelta].
   static constexpr int kMaxDelta = 1400;
-  static constexpr int kFirstDistance = kFirstExponent - kMaxDelta;
-  static constexpr int kDistances = kLastExponent + kMaxDelta + 1 - kFirstDistance + 1;
+  // Even levels: energies count an eighth, and those further than this below the window's largest
+  // as being that far below.
+  static constexpr int kEvenScale = 8, kEvenDepth = 40;
 
   // The place of the table of k levels.
   const LevelTable* TableOf(uint32_t k);
-  void AddPoints(std::span<const HullPoint> choices);
+  void AddPoints(const Hull& hull, bool drops);
   void MakeTables(size_t point) const;
   void MakeTable(const LevelTable* table) const INCCL_REQUIRES(mutex_);
   // The live superblocks of a window.
   struct Energies {
     static constexpr uint16_t kNotLive = 0xffff;
     struct Bin {
-      uint16_t exponent;  // minus kFirstExponent
+      uint16_t exponent;
       uint32_t superblocks;
     };
-    std::array<uint16_t, kWindow / kSuperblock> exponents;  // by superblock, minus kFirstExponent
+    std::array<uint16_t, kWindow / kSuperblock> exponents;  // by superblock
     std::array<Bin, kExponents> bins;                       // ascending
     size_t used = 0;
     std::span<const Bin> span() const { return {bins.data(), used}; }
   };
-  static void Count(const uint8_t* words, size_t superblocks, Team* team, Energies* energies);
+  // How levels follow from energies: at a delta, a superblock with exponent e takes the last step
+  // whose threshold is at most e - delta.
+  struct Rule {
+    struct Step {
+      uint32_t cost;
+      uint8_t point;
+    };
+    std::vector<Step> steps;  // ascending in cost
+    int first_delta = 0, last_delta = 0;
+    std::vector<uint8_t> by_distance;  // of e - delta, from the smallest one on
+    std::vector<uint32_t> cost_by_distance;
+    int affordable = -1;  // the largest distance whose cost is in the budget of a superblock
+    size_t Distance(int exponent, int delta) const {
+      return static_cast<size_t>(exponent + last_delta - delta);
+    }
+  };
+  // Of steps that begin at these thresholds, for exponents from the first one on.
+  Rule MakeRule(std::vector<Rule::Step> steps, std::span<const int> thresholds, int first_exponent,
+                int exponents, int first_delta, int last_delta) const;
+  void MakeRules(const Hull& hull);
+  // Sets the exponents, minus kFirstExponent.
+  static void Read(const uint8_t* words, size_t superblocks, Team* team, Energies* energies);
+  // The rule of a window. The exponents become its own, minus its first one.
+  const Rule& RuleFor(size_t superblocks, Energies* energies) const;
+  static void Count(size_t superblocks, Energies* energies);  // sets the bins
   // The cost of all superblocks at this delta, in eighths of a bit per element over the hops.
-  int64_t Cost8(const Energies& energies, int delta) const;
+  static int64_t Cost8(const Rule& rule, const Energies& energies, int delta);
   // The smallest delta whose cost fits. A superblock's cost grows with its distance, and each has
   // the same part of the budget, so delta lies between those with which all superblocks, and with
   // which none, have an affordable distance.
-  int FindDelta(const Energies& energies, size_t superblocks, int64_t budget8) const;
-  static size_t Distance(int exponent, int delta) {
-    return static_cast<size_t>(exponent + kFirstExponent - delta - kFirstDistance);
-  }
-  void Spend(const uint8_t* words, const Energies& energies, std::span<uint8_t> points,
-             PlanSummary* summary) const;
+  static int FindDelta(const Rule& rule, const Energies& energies, size_t superblocks,
+                       int64_t budget8);
+  void Spend(const uint8_t* words, const Rule& rule, const Energies& energies,
+             std::span<uint8_t> points, PlanSummary* summary) const;
 
   // The budget of a window, in eighths of a bit per element over the hops.
   int64_t Budget8(size_t superblocks) const;
@@ -109,10 +134,10 @@ class Planner {
   Collective collective_;
   int nranks_;
   Config config_;
-  std::vector<Point> points_;  // [0]: dead; then the hull or the single fixed choice
-  std::vector<uint8_t> by_distance_;
-  std::vector<uint32_t> cost_by_distance_;
-  int affordable_ = -1;  // the largest distance whose cost is in the budget of a superblock
+  // [0]: dead; then, but for `unbiased`, dropped; then the hull or the single fixed choice.
+  std::vector<Point> points_;
+  size_t first_choice_ = 1;
+  Rule even_, energy_;
   std::unique_ptr<LevelTable[]> tables_;  // of table_levels_; see made_
   std::vector<uint32_t> table_levels_;
   // By point: its tables are made.
