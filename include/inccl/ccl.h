@@ -201,8 +201,9 @@ typedef struct ccl_compression_stats {
   uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
                            rank. qsgd and qsgd_ms count whole windows, here and in
                            poisoned_blocks; codecs without agreement set none of these fields. */
-  uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits.
-                                 */
+  uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits:
+                                   their result is zero. With hbi:levels=even none from 2.25 bits on
+                                   (docs/format.md). */
   uint64_t poisoned_blocks; /**< Blocks of 32 elements in superblocks with a NaN or infinity on some
                                rank, as it is or as fp32 or (rht=1) rotated; their result is NaN. */
   int compressed; /**< 0: the call ran uncompressed because of its type, reduction or size. Written

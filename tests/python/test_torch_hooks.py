@@ -2,6 +2,7 @@
 """Compressed DDP and FSDP2, against the same training on one rank."""
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -78,6 +79,52 @@ def test_ddp_compressed(rank, n):
         assert counts.error_bound > 0
     with pytest.raises(inccl.InvalidArgument, match="nonsense"):
         inccl.torch.State(codec="nonsense")
+
+
+class Branches(torch.nn.Module):
+    """One has large gradients, one small ones, one zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.small, self.zero = (torch.nn.Linear(64, 128) for _ in range(3))
+
+    def forward(self, x):
+        return self.large(x) + 1e-7 * self.small(x) + 0 * self.zero(x)
+
+
+@group_ranks(3)
+def test_parameters_that_become_zero_are_named(rank, n):
+    for codec, residual, named in (("hbi:bits=1", False, True), ("hbi:bits=1", True, True), ("hbi", False, False)):
+        ddp = DistributedDataParallel(Branches())
+        state = inccl.torch.State(codec=codec, residual=residual)
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(6):
+                ddp.zero_grad()
+                ddp(batch(rank)[0]).square().sum().backward()
+                assert not ddp.module.zero.weight.grad.any() and ddp.module.large.weight.grad.any()
+                assert bool(ddp.module.small.weight.grad.any()) != named
+        texts = [str(one.message) for one in caught if "compress_hook" in str(one.message)]
+        assert len(texts) == named, texts
+        if named:
+            assert "left no bits for the gradient of small.weight" in texts[0], texts
+            assert ("residual" in texts[0].split(";")[0]) == residual, texts
+        assert (state.statistics.dropped_superblocks > 0) == named
+
+
+@group_ranks(2)
+def test_statistics_are_of_all_calls(rank, n):
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(codec="hbi:bits=4", min_elements=1000)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    for step in range(2):
+        ddp.zero_grad()
+        (loss_of(ddp, rank) * (torch.inf if step == 1 and rank == 0 else 1)).backward()
+    counts = state.statistics
+    assert counts.calls > 2 and counts.poisoned_blocks > 0
+    # Calls of few elements send whole superblocks, so the last call's ratio is not that of all.
+    assert counts.ratio == pytest.approx(4 * counts.elements / counts.payload_bytes, rel=1e-3)
 
 
 @group_ranks(2)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,7 @@ def run_ranks(nranks, program, *options):
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nranks),
                            EXAMPLE / program, *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_three_steps(tmp_path):
@@ -88,6 +90,20 @@ def test_local_sgd(tmp_path, nranks, codec, tolerance, bits):
     assert lines[-2]["validation"] == pytest.approx(expected, rel=tolerance)
     assert codec == "none" or lines[-2]["validation"] != expected  # something was compressed
     assert lines[-2]["bits"] == pytest.approx(bits / 2, rel=0.05)
+
+
+def test_no_layer_stands_still():
+    """Of the least to the largest movement of a parameter over that in fp32, for branches of all scales."""
+    out = run_ranks(2, "layer_scale.py", "--steps", "20", "--codec", "hbi", "hbi:bits=4", "hbi:bits=4+residual",
+                    "hbi:bits=4,levels=energy")
+    rows = [line for line in out.splitlines() if line.startswith("| 0") or line.startswith("| 1e-")]
+    assert len(rows) == 5, out
+    for row in rows:
+        six, four, residual, energy = [[float(x) for x in re.findall(r"\d+\.\d+", cell)] for cell in row.split("|")[2:-1]]
+        assert min(six) >= 0.98 and max(six) <= 1.02, row
+        for ratios in (four, residual):
+            assert min(ratios) >= 0.95 and max(ratios) <= 1.05, row
+        assert min(energy) < 0.1, row  # the test can tell
 
 
 def entries(losses):
