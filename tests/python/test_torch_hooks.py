@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import inccl
 import inccl.plan
 import inccl.torch
-from torch_world import group_ranks
+from torch_world import check_equal, group_ranks
 
 
 def model():
@@ -150,29 +150,37 @@ def test_residuals(rank, n):
     assert not states[0].state_dict()["residuals"] and kept["residuals"]
     other = inccl.torch.State(residual=True)
     other.load_state_dict(kept)
-    assert other.state_dict() == kept
+    check_equal(other.state_dict(), kept)
 
 
 @group_ranks(2)
 def test_rebuilt_buckets(rank, n):
-    """DDP's buckets of the first step are others than later; nothing is kept for them."""
+    """DDP's buckets of the first step are others than later; what is kept for a parameter goes with it."""
     for options in ({"residual": True}, {"reducer": "powersgd:rank=1"}, {"reducer": "topk:k=0.1", "momentum": 0.5}):
-        ddp, buckets = DistributedDataParallel(model(), bucket_cap_mb=0.02), []
-        state = inccl.torch.State(min_elements=1000, **options)
+        ddp, buckets, before = DistributedDataParallel(model(), bucket_cap_mb=0.02), [], []
+        state = inccl.torch.State(codec="hbi:bits=3", min_elements=1000, **options)
 
         def hook(state, bucket):
             buckets[-1].append((bucket.index(), bucket.buffer().numel()))
             return inccl.torch.compress_hook(state, bucket)
         ddp.register_comm_hook(state, hook)
+        names = {name for name, _ in ddp.module.named_parameters()}
         for step in range(3):
             buckets.append([])
             ddp.zero_grad()
+            before.append(state.state_dict())
+            if step == 1:  # buckets are made anew here, and begin with the kept values
+                ddp(batch(rank)[0])
+                check_equal(state.state_dict(), before[1])
             loss_of(ddp, rank).backward()
         assert buckets[0] != buckets[1] == buckets[2], buckets
         kept = state.state_dict()
-        for name in ("residuals", "reducers", "velocities"):
-            assert {key[:2] for key in kept[name]} <= set(buckets[1]), (name, kept[name].keys(), buckets)
+        for table in ("residuals", "velocities", "reducers"):
+            used = set(",".join(kept[table]).split(",")) - {""}
+            assert used <= names, (table, used)
         assert kept["residuals"] or kept["reducers"]
+        if "residual" in options:
+            assert kept["residuals"].keys() == names and any(v.any() for v in before[1]["residuals"].values())
 
 
 @group_ranks(2)
@@ -195,34 +203,123 @@ def test_one_bucket_in_another_order(rank, n):
         state = inccl.torch.State(min_elements=1000, **options)
         if loaded is not None:
             state.load_state_dict(loaded)
-            assert state.state_dict() == loaded
+            check_equal(state.state_dict(), loaded)
 
         def hook(state, bucket):
             shapes.append([p.shape for p in bucket.parameters()])
             return inccl.torch.compress_hook(state, bucket)
         ddp.register_comm_hook(state, hook)
-        total, error = [torch.zeros_like(one) for one in exact], []
+        total, errors = [torch.zeros_like(one) for one in exact], []
         for step in range(9):
-            if loaded is not None and step == 1:  # it takes part from now on
-                waiting = state.state_dict()["residuals"]
-                assert waiting == loaded["residuals"]
             for sum_, gradient in zip(total, gradients(ddp)):
                 other = gradient.clone()
                 dist.broadcast(other, 0)
                 assert other.equal(gradient)
-                if step > 0:
-                    sum_ += gradient
-            if step > 0:
-                error.append(sum((sum_ / step - one).norm() for sum_, one in zip(total, exact)))
-        if loaded is not None:
-            assert error[0] != first, "the second step had no residual"
-        first = error[0]
+                sum_ += gradient
+            errors.append(sum((sum_ / (step + 1) - one).norm() for sum_, one in zip(total, exact)))
         assert shapes[0] == shapes[1][::-1] and shapes[1] == shapes[8] and len(shapes) == 9
-        if "codec" in options:  # what the first step left out does not go to other parameters
-            assert error[-1] < 0.2 * error[0], error
-            saved = state.state_dict()
-            assert len(saved["residuals"]) == 1
-            loaded = saved
+        if "codec" in options:  # what the first step left out goes to its own parameters
+            assert errors[-1] < 0.2 * errors[0], errors
+            if loaded is None:
+                first = errors[0]
+            else:
+                assert errors[0] != first, "the first step had no residual"
+            loaded = state.state_dict()
+            assert loaded["residuals"].keys() == {"0.weight", "2.weight"}
+            assert loaded["residuals"]["0.weight"].numel() == 64 * 128
+
+
+@group_ranks(2)
+def test_training_goes_on_as_it_was(rank, n):
+    """From a checkpoint in the middle, in a new DDP, whose first step has other buckets. A cast rounds each element by
+    itself, whatever its bucket, so the parameters are the same bits."""
+    def start(weights=None):
+        ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+        state = inccl.torch.State(codec="bf16", min_elements=1000, residual=True)
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        if weights is not None:
+            ddp.module.load_state_dict(weights)
+        return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+    def steps(ddp, optimizer, count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss_of(ddp, rank).backward()
+            optimizer.step()
+    ddp, state, optimizer = start()
+    steps(ddp, optimizer, 4)
+    file = io.BytesIO()
+    torch.save((ddp.module.state_dict(), state.state_dict()), file)
+    file.seek(0)
+    weights, kept = torch.load(file)  # weights_only
+    assert all(isinstance(name, str) for name in kept["residuals"])
+    steps(ddp, optimizer, 2)
+    for with_state in (True, False):
+        other, its_state, optimizer = start(weights)
+        if with_state:
+            its_state.load_state_dict(kept)
+        steps(other, optimizer, 2)
+        same = [mine.equal(exact) for mine, exact in zip(other.parameters(), ddp.parameters())]
+        assert all(same) == with_state, same
+
+
+@group_ranks(2)
+def test_the_scale_of_the_loss_changes(rank, n):
+    exact = expected_gradients(n)
+    errors = []
+    for told in (False, True):
+        ddp = DistributedDataParallel(model())
+        state = inccl.torch.State(codec="hbi:bits=3,ag=exact", min_elements=1000, residual=True)
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        total = [torch.zeros_like(gradient) for gradient in exact]
+        for step in range(8):
+            scale = 1024.0 if step < 4 else 1.0
+            if step == 4 and told:
+                state.rescale(1 / 1024)
+            ddp.zero_grad()
+            (loss_of(ddp, rank) * scale).backward()
+            for sum_, parameter in zip(total, ddp.parameters()):
+                sum_ += parameter.grad / scale
+        errors.append(sum((sum_ / 8 - gradient).square().sum() for sum_, gradient in zip(total, exact)))
+    assert errors[1] < errors[0] / 100, errors
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="factor"):
+            state.rescale(wrong)
+
+
+@group_ranks(2)
+def test_one_state_for_two_models(rank, n):
+    ddps = [DistributedDataParallel(model()) for _ in range(2)]
+    state = inccl.torch.State(codec="hbi:bits=3", min_elements=1000, residual=True)
+    for ddp in ddps:
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    kept = []
+    for _ in range(4):
+        for ddp in ddps:
+            ddp.zero_grad()
+            loss_of(ddp, rank).backward()
+        kept.append(state.state_dict()["residuals"])
+    names = [name for name, _ in model().named_parameters()]
+    assert kept[-1].keys() == {*names, *(f"model 2: {name}" for name in names)}
+    # The same data and rounding but for the step of the call: both have a residual of their own.
+    assert not kept[-1][names[0]].equal(kept[-1]["model 2: " + names[0]])
+    assert kept[-1][names[0]].any() and kept[-1]["model 2: " + names[0]].any()
+
+
+@group_ranks(4)
+def test_the_group_is_that_of_the_model(rank, n):
+    """Without process_group; another one is an error."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    ddp = DistributedDataParallel(torch.nn.Linear(64, 128), process_group=halves[rank // 2])
+    ddp.register_comm_hook(inccl.torch.State(codec="hbi:bits=8", min_elements=1), inccl.torch.compress_hook)
+    ddp(torch.full((4, 64), float(rank + 1))).sum().backward()
+    assert ddp.module.bias.grad.equal(torch.full((128,), 4.0))
+    mean = 4 * (1.5 if rank < 2 else 3.5)
+    assert (ddp.module.weight.grad - mean).abs().max() < 0.05 * mean
+    wrong = DistributedDataParallel(torch.nn.Linear(64, 128), process_group=halves[rank // 2])
+    wrong.register_comm_hook(inccl.torch.State(process_group=dist.group.WORLD), inccl.torch.compress_hook)
+    with pytest.raises(ValueError, match=r"process_group: of the ranks \[0, 1, 2, 3\]"):
+        wrong(torch.ones(4, 64)).sum().backward()
 
 
 @group_ranks(2)
@@ -468,9 +565,8 @@ def test_momentum_before_the_sum(rank, n):
         theirs.zero_grad()
         loss_of(ddp, rank).backward()
         (sum(loss_of(plain, other) for other in range(n)) / n).backward()
-        if step > 0:  # in its first step DDP has other buckets, whose velocities it does not use again
-            ours.step()
-        theirs.step() if step > 0 else theirs.state.clear()
+        ours.step()
+        theirs.step()
     for mine, exact in zip(ddp.parameters(), plain.parameters()):
         assert (mine - exact).abs().max() < 1e-4 * max(1, exact.abs().max())
     assert state.state_dict()["velocities"]
@@ -488,7 +584,7 @@ def test_momentum_forgets_an_overflow(rank, n):
         (loss_of(ddp, rank) * (float("inf") if step == 2 and rank == 1 else 1.0)).backward()
         finite.append(all(bool(p.grad.isfinite().all()) for p in ddp.parameters()))
     assert finite == [True, True, False, True, True]
-    assert all(bool(v.isfinite().all()) for v in state._kept.velocities.values())
+    assert all(bool(v.isfinite().all()) for v in state.state_dict()["velocities"].values())
 
 
 @group_ranks(2)
@@ -507,9 +603,9 @@ def test_models_with_a_state_can_be_copied_and_saved(rank, n):
         (_, copied), = again._comm_hooks
         assert isinstance(copied, inccl.torch.State) and copied is not state
         assert (copied.codec.spec, copied.seed, copied.residual) == (state.codec.spec, 7, True)
-        assert copied.process_group is group and not copied._kept.residuals
+        assert copied.process_group is group and not copied.state_dict()["residuals"]
     loss_of(ddp, rank).backward()
-    assert state._kept.residuals
+    assert state.state_dict()["residuals"]
 
 
 def test_wrong_reducers():

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import inccl
 import inccl.torch
 from inccl.torch import BackendError
-from torch_world import group_ranks
+from torch_world import check_equal, group_ranks
 from world import Ranks, job, run
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -348,18 +348,25 @@ def test_state_dicts(rank, n):
     with pytest.raises(ValueError, match="world_size: 3"):
         state.load_state_dict({**kept, "world_size": 3})
     key, values = next(iter(kept["residuals"].items()))
-    for bad in ({"residuals": {key: values[:-4]}}, {}, {"residuals": {"x": values}}, {"residuals": 5}, None):
+    for bad in ({"residuals": {key: values.numpy()}}, {}, {"residuals": {5: values}}, {"residuals": 5}, None,
+                {"residuals": {key: torch.full_like(values, torch.nan)}}):
         with pytest.raises((ValueError, TypeError)):
             state.load_state_dict(bad if not bad else {**kept, **bad})
-        assert state.state_dict() == kept  # nothing has changed
+        check_equal(state.state_dict(), kept)  # nothing has changed
     path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"inccl-state-{os.getpid()}")
     try:
         torch.save(kept, path)
         state.load_state_dict(torch.load(path))  # weights_only
     finally:
         os.unlink(path)
-    assert state.state_dict() == kept
+    check_equal(state.state_dict(), kept)
     ddp(torch.ones(3, 64)).backward()
+    state = inccl.torch.State(codec="hbi:bits=3", residual=True, min_elements=1000)
+    state.load_state_dict({**kept, "residuals": {key: values[:-1]}})
+    ddp = DistributedDataParallel(Net(1))
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    with pytest.raises(Exception, match=f"residuals: {key} has {values.numel()} elements"):
+        ddp(torch.ones(3, 64)).backward()
 
 
 NEVER_WAITED = '''

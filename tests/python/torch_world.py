@@ -34,3 +34,15 @@ def group_ranks(*sizes, backend="inccl", timeout=60.0, **options):
         del runs.__wrapped__
         return runs
     return decorate
+
+
+def check_equal(mine, other):
+    """Of states."""
+    assert mine.keys() == other.keys(), (mine.keys(), other.keys())
+    for name, value in mine.items():
+        if isinstance(value, dict):
+            check_equal(value, other[name])
+        elif isinstance(value, torch.Tensor):
+            assert value.equal(other[name]), name
+        else:
+            assert value == other[name], name

@@ -1,95 +1,232 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a communication hook of DDP keeps between steps for each bucket."""
+"""What a communication hook of DDP keeps between steps."""
 import gc
-from typing import Optional, Tuple
+import weakref
+from typing import Dict, List, Optional, Tuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import inccl
 
-_TABLES = ("residuals", "reducers", "velocities")
+from ._tensors import TYPES
+
+TABLES = ("residuals", "velocities", "reducers")
+
+_models = weakref.WeakKeyDictionary()  # DDP models that have been found: {id of a parameter: (it, its name)}
 
 
-def key_of(bucket) -> Tuple[int, int]:
-    return bucket.index(), bucket.buffer().numel()
+def _named_in_known(parameter: torch.Tensor) -> Optional[Tuple[DistributedDataParallel, str]]:
+    for model, names in _models.items():
+        reference, name = names.get(id(parameter), (None, ""))
+        if reference is not None and reference() is parameter:
+            return model, name
+    return None
 
 
-def name_of(parameter: torch.Tensor) -> str:
-    """Its name in the DDP model that has it; hooks know parameters alone. Slow."""
-    for model in gc.get_objects():
-        if issubclass(type(model), DistributedDataParallel):
-            for name, other in model.module.named_parameters():
-                if other is parameter:
-                    return name
-    return f"a parameter of shape {tuple(parameter.shape)}"
+def owner_of(parameter: torch.Tensor) -> Optional[Tuple[DistributedDataParallel, str]]:
+    """The DDP model that has it, and its name there; hooks know parameters alone."""
+    found = _named_in_known(parameter)
+    if found is None:
+        for model in gc.get_objects():
+            if issubclass(type(model), DistributedDataParallel):
+                _models[model] = {id(p): (weakref.ref(p), name) for name, p in model.module.named_parameters()}
+        found = _named_in_known(parameter)
+    return found
+
+
+class Bucket:
+    """What is kept for the parameters of a bucket, in their order."""
+
+    def __init__(self, parameters: List[torch.Tensor], names: List[str], model: Optional[DistributedDataParallel]):
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self.sizes = [parameter.numel() for parameter in parameters]
+        self.names = names
+        self.model = (lambda: None) if model is None else weakref.ref(model)
+        self.residual: Optional[inccl.Residual] = None
+        self.velocity: Optional[torch.Tensor] = None
+        self.reducers: Dict[int, inccl.ReducerState] = {}  # by the place of a matrix; 0 for all as a vector
+        self.takes_matrices = False
+        self.dropped, self.calls_with_drops = 0, 0  # of the State's statistics when it was last looked
+
+    def parameters(self) -> list:
+        """None in the place of one that has gone."""
+        return [parameter() for parameter in self._parameters]
+
+    def has(self, parameters: List[torch.Tensor]) -> bool:
+        return all(mine() is other for mine, other in zip(self._parameters, parameters))
+
+    def split(self, values: torch.Tensor) -> list:
+        return [part.clone() for part in values.split(self.sizes)]
+
+    def values(self) -> dict:
+        """By table, what belongs to each parameter: [(place, value)]."""
+        found = {table: [] for table in TABLES}
+        if self.residual is not None:
+            found["residuals"] = list(enumerate(self.split(torch.frombuffer(bytearray(self.residual.save()), dtype=torch.float32)
+                                                           if self.residual.count else torch.empty(0))))
+        if self.velocity is not None:
+            found["velocities"] = list(enumerate(self.split(self.velocity)))
+        if self.takes_matrices:
+            found["reducers"] = list(self.reducers.items())
+        return found
 
 
 class Kept:
-    """Residuals, states of reducers and velocities, by index and elements of a bucket.
+    """Residuals, velocities and states of reducers, of each parameter.
 
-    DDP rebuilds its buckets after the first step. Others may then have an old key, and so may the
-    same parameters in another order, so what was kept for them goes. What load() has read is for
-    rebuilt buckets: it waits for the second step, and for buckets of equal shapes.
+    DDP rebuilds its buckets after the first step: then what was kept for a parameter goes with it to
+    its next bucket. So does what load() has read. Reducers that take a bucket as a vector begin
+    anew with a bucket of other parameters.
     """
 
     def __init__(self):
-        self.residuals, self.reducers, self.velocities = {}, {}, {}  # keys begin with that of the bucket
-        self._parameters, self._shapes = {}, {}  # of each bucket: ids and shapes
-        self._bucket_of = {}  # by id of a parameter
-        self._loaded, self._steps = None, 0
+        self._buckets: Dict[tuple, Bucket] = {}  # by ids of the parameters
+        self._bucket_of: Dict[int, tuple] = {}  # by id of a parameter
+        self._loose = {table: {} for table in TABLES}  # by id: (the parameter, value)
+        self._loaded = {table: {} for table in TABLES}  # by name
+        self._models: List[weakref.ref] = []
 
-    def recognize(self, bucket) -> None:
-        """Before anything is looked up for a bucket of a step."""
-        key, parameters = key_of(bucket), bucket.parameters()
+    def of(self, bucket) -> Bucket:
+        parameters = bucket.parameters()
         ids = tuple(map(id, parameters))
-        if self._parameters.get(key) != ids:
-            former = {self._bucket_of.get(one) for one in ids if one in self._parameters.get(self._bucket_of.get(one), ())}
-            for gone in former | {key}:
-                self._drop(gone)
-                self._parameters.pop(gone, None)
-                self._shapes.pop(gone, None)
-            self._parameters[key] = ids
-            self._shapes[key] = tuple(tuple(parameter.shape) for parameter in parameters)
-            self._bucket_of.update(dict.fromkeys(ids, key))
-        if self._loaded is not None:
-            self._steps += key[0] == 0
-            if self._steps == 2 and self._loaded["shapes"].get(key) == self._shapes[key]:
-                self._drop(key)
-                for name in _TABLES:
-                    table = getattr(self, name)
-                    table.update((other, one) for other, one in self._loaded[name].items() if other[:2] == key)
-            if self._steps > 2:
-                self._loaded = None
+        found = self._buckets.get(ids)
+        if found is None or not found.has(parameters):
+            found = self._make(bucket.index(), ids, parameters)
+        return found
 
-    def _drop(self, key) -> None:
-        for name in _TABLES:
-            table = getattr(self, name)
-            for gone in [other for other in table if other[:2] == key]:
-                del table[gone]
+    def _make(self, index: int, ids: tuple, parameters: list) -> Bucket:
+        for former in {self._bucket_of[one] for one in ids if one in self._bucket_of}:
+            self._dissolve(former)
+        owners = [owner_of(parameter) for parameter in parameters]
+        model = next((found[0] for found in owners if found is not None), None)
+        prefix = self._prefix_of(model)
+        names = [prefix + (found[1] if found else f"bucket {index} parameter {place}") for place, found in enumerate(owners)]
+        made = self._buckets[ids] = Bucket(parameters, names, model)
+        self._bucket_of.update(dict.fromkeys(ids, ids))
+        return made
+
+    def _prefix_of(self, model) -> str:
+        """Of the names in state_dict(): nothing for the first model, since most States have one."""
+        if model is None:
+            return ""
+        known = [one() for one in self._models]
+        if not any(one is model for one in known):
+            self._models.append(weakref.ref(model))
+            known.append(model)
+        place = next(i for i, one in enumerate(known) if one is model)
+        return f"model {place + 1}: " if place > 0 else ""
+
+    def _dissolve(self, ids: tuple) -> None:
+        gone = self._buckets.pop(ids)
+        parameters = gone.parameters()
+        for table, values in gone.values().items():
+            for place, value in values:
+                if parameters[place] is not None:
+                    self._loose[table][id(parameters[place])] = weakref.ref(parameters[place]), value
+        for one in ids:
+            self._bucket_of.pop(one, None)
+
+    def _take(self, table: str, bucket: Bucket, place: int):
+        """What was kept or loaded for a parameter of a bucket, once."""
+        parameter = bucket.parameters()[place]
+        reference, value = self._loose[table].pop(id(parameter), (None, None))
+        if reference is not None and reference() is parameter:
+            return value
+        return self._loaded[table].pop(bucket.names[place], None)
+
+    def _joined(self, table: str, bucket: Bucket, dtype: torch.dtype) -> Optional[torch.Tensor]:
+        parts = [self._take(table, bucket, place) for place in range(len(bucket.sizes))]
+        if all(part is None for part in parts):
+            return None
+        for name, size, part in zip(bucket.names, bucket.sizes, parts):
+            if part is not None and part.numel() != size:
+                raise ValueError(f"{table}: {name} has {size} elements, what was loaded for it {part.numel()}")
+        return torch.cat([torch.zeros(size, dtype=dtype) if part is None else part.to("cpu", dtype).flatten()
+                          for size, part in zip(bucket.sizes, parts)])
+
+    def residual(self, bucket: Bucket) -> inccl.Residual:
+        if bucket.residual is None:
+            values = self._joined("residuals", bucket, torch.float32)
+            bucket.residual = inccl.Residual(sum(bucket.sizes))
+            if values is not None:
+                bucket.residual.load(values.numpy().tobytes())
+        return bucket.residual
+
+    def velocity(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        if bucket.velocity is None:
+            values = self._joined("velocities", bucket, buffer.dtype)
+            bucket.velocity = torch.zeros_like(buffer) if values is None else values
+        bucket.velocity = bucket.velocity.to(buffer)
+        return bucket.velocity
+
+    def reducer_state(self, bucket: Bucket, part: int, reducer: inccl.Reducer, matrix: bool, rows: int, cols: int,
+                      dtype: torch.dtype) -> inccl.ReducerState:
+        bucket.takes_matrices = matrix
+        state = bucket.reducers.get(part)
+        if state is None or state.type != TYPES[dtype]:
+            kept = self._take("reducers", bucket, part) if matrix else self._loaded["reducers"].pop(
+                ",".join(bucket.names), None)
+            state = reducer.state(rows, cols, dtype)
+            if isinstance(kept, inccl.ReducerState) and kept.type == state.type:
+                state = kept
+            if isinstance(kept, dict):
+                if (kept["rows"], kept["cols"]) != (rows, cols):
+                    raise ValueError(f"reducers: {bucket.names[part]} is of {rows} x {cols}, what was loaded for it of "
+                                     f"{kept['rows']} x {kept['cols']}")
+                state.load(kept["state"].numpy().tobytes())
+        bucket.reducers[part] = state
+        return state
+
+    def rescale(self, factor: float) -> None:
+        for bucket in self._buckets.values():
+            if bucket.residual is not None:
+                values = torch.frombuffer(bytearray(bucket.residual.save()), dtype=torch.float32) * factor
+                bucket.residual.load(values.numpy().tobytes())
+            if bucket.velocity is not None:
+                bucket.velocity.mul_(factor)
+        for table in ("residuals", "velocities"):
+            for _, value in self._loose[table].values():
+                value.mul_(factor)
+            for value in self._loaded[table].values():
+                value.mul_(factor)
 
     def save(self) -> dict:
-        loaded = self._loaded or dict.fromkeys((*_TABLES, "shapes"), {})
-        residuals, reducers, velocities = ({**getattr(self, name), **loaded[name]} for name in _TABLES)
-        return {"residuals": {key: residual.save() for key, residual in residuals.items()},
-                "reducers": {key: (state.rows, state.cols, int(state.type), state.save())
-                             for key, state in reducers.items()},
-                "velocities": {key: velocity.clone() for key, velocity in velocities.items()},
-                "shapes": {**self._shapes, **loaded["shapes"]}}
+        """By name of a parameter; of a vector by the names of its bucket, with commas."""
+        saved = {table: dict(values) for table, values in self._loaded.items()}
+        for bucket in self._buckets.values():
+            for table, values in bucket.values().items():
+                for place, value in values:
+                    saved[table][bucket.names[place]] = value
+            if bucket.reducers and not bucket.takes_matrices:
+                saved["reducers"][",".join(bucket.names)] = bucket.reducers[0]
+        for table, values in self._loose.items():
+            for reference, value in values.values():
+                found = None if reference() is None else owner_of(reference())
+                if found is not None:
+                    saved[table].setdefault(self._prefix_of(found[0]) + found[1], value)
+        saved["reducers"] = {name: state if isinstance(state, dict) else
+                             {"rows": state.rows, "cols": state.cols, "type": int(state.type),
+                              "state": torch.frombuffer(bytearray(state.save()), dtype=torch.uint8)}
+                             for name, state in saved["reducers"].items()}
+        return {table: {name: value if isinstance(value, dict) else value.clone() for name, value in values.items()}
+                for table, values in saved.items()}
 
     def load(self, saved: dict, reducer: Optional[inccl.Reducer]) -> None:
-        loaded = {"residuals": {}, "reducers": {}, "shapes": dict(saved["shapes"]),
-                  "velocities": {key: velocity.clone() for key, velocity in saved["velocities"].items()}}
-        for key, values in saved["residuals"].items():
-            if not (isinstance(key, tuple) and len(key) == 2
-                    and all(isinstance(part, int) for part in key)):
-                raise TypeError(f"residuals: expected (index, elements) as key, got {key!r}")
-            loaded["residuals"][key] = inccl.Residual(key[1])
-            loaded["residuals"][key].load(values)
-        for key, (rows, cols, kind, values) in saved["reducers"].items():
+        loaded = {}
+        for table in TABLES:
+            for name, value in saved[table].items():
+                if not isinstance(name, str):
+                    raise TypeError(f"{table}: expected the name of a parameter as key, got {name!r}")
+                if table != "reducers" and not isinstance(value, torch.Tensor):
+                    raise TypeError(f"{table}: expected a tensor for {name}, got {type(value).__name__}")
+                if table != "reducers" and not bool(value.isfinite().all()):
+                    raise ValueError(f"{table}: {name} has elements that are not finite")
+            loaded[table] = {name: value.clone() if table != "reducers" else dict(value)
+                             for name, value in saved[table].items()}
+        for name, state in loaded["reducers"].items():
             if reducer is None:
                 raise ValueError("reducers: the state has some, this State has no reducer")
-            loaded["reducers"][key] = reducer.state(rows, cols, inccl.DataType(kind))
-            loaded["reducers"][key].load(values)
+            reducer.state(state["rows"], state["cols"], inccl.DataType(state["type"])).load(state["state"].numpy().tobytes())
         self.__init__()
         self._loaded = loaded

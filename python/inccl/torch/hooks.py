@@ -27,7 +27,7 @@ from inccl.plan import Plan
 
 from . import memory
 from ._calls import on_streams
-from ._kept import Kept, key_of, name_of
+from ._kept import TABLES, Bucket, Kept
 from ._statistics import Statistics
 from ._tensors import OPS, TYPES, flat, unflatten
 from ._work import Work
@@ -66,11 +66,11 @@ def group_of(group: Optional[dist.ProcessGroup]) -> ProcessGroup:
 class State:
     """What compress_hook needs.
 
-    codec: a specification (docs/codecs.md) or inccl.Codec. process_group: that of the model, by
-    default the default group. compress: tells for a parameter whether its gradient is compressed;
+    codec: a specification (docs/codecs.md) or inccl.Codec. process_group: of the ranks of the model's
+    group, by default that one. compress: tells for a parameter whether its gradient is compressed;
     by default if it has two or more dimensions and at least min_elements elements. Biases, norms
     and other small parameters are summed as they are. seed: equal on all ranks. residual: error
-    feedback, one inccl.Residual per bucket. plan: an inccl.plan.Plan, or the file of one, with a
+    feedback: the next step sends what one left out. plan: an inccl.plan.Plan, or the file of one, with a
     codec for each bucket; buckets that it does not have take `codec`. record: a Recorder, whose
     codecs the steps take in turn. reducer: a specification (docs/reducers.md) or inccl.Reducer, in
     place of a codec; powersgd takes each compressed parameter as a matrix of its first dimension by
@@ -108,7 +108,6 @@ class State:
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
         self._statistics = Statistics()
-        self._looked = {}  # by bucket: superblocks dropped until its last call, calls with new ones
         self._zeroed = set()  # names of parameters of which a warning has told
 
     def __deepcopy__(self, memo) -> "State":
@@ -123,52 +122,47 @@ class State:
     def statistics(self) -> Statistics:
         return self._statistics.settle()
 
-    def _residual_of(self, bucket) -> Optional[inccl.Residual]:
-        if not self.residual:
-            return None
-        key = key_of(bucket)
-        if key not in self._kept.residuals:
-            self._kept.residuals[key] = inccl.Residual(key[1])
-        return self._kept.residuals[key]
+    def _group_of(self, kept: Bucket) -> ProcessGroup:
+        """The group of the model that has the parameters. `process_group` is one of the same ranks, or an error."""
+        model = kept.model()
+        group = self.process_group
+        if model is not None:
+            own = model.process_group
+            if group is None:
+                group = own
+            elif group is not own and dist.get_process_group_ranks(group) != dist.get_process_group_ranks(own):
+                raise ValueError(f"process_group: of the ranks {dist.get_process_group_ranks(group)}, that of the model has "
+                                 f"{dist.get_process_group_ranks(own)}")
+        return group_of(group)
 
-    def _gradients_at_risk(self, bucket) -> list:
-        """(parameter, gradient) of what is compressed and not zero here, if calls have dropped superblocks since
+    def _gradients_at_risk(self, kept: Bucket, bucket) -> list:
+        """(name, gradient) of what is compressed and not zero here, if calls have dropped superblocks since
         this bucket's last one: for its first call after that, the second, fourth, eighth and so on."""
         dropped = self.statistics.dropped_superblocks
-        last, calls = self._looked.get(key_of(bucket), (0, 0))
-        if dropped == last:
+        if dropped == kept.dropped:
             return []
-        self._looked[key_of(bucket)] = dropped, calls + 1
-        if calls & (calls + 1):
+        kept.dropped = dropped
+        kept.calls_with_drops += 1
+        if kept.calls_with_drops & (kept.calls_with_drops - 1):
             return []
-        pairs = zip(bucket.parameters(), bucket.gradients())
-        return [(p, g) for p, g in pairs if self.compress(p) and g.any()]
+        pairs = zip(kept.names, bucket.parameters(), bucket.gradients())
+        return [(name, gradient) for name, parameter, gradient in pairs if self.compress(parameter) and gradient.any()]
 
     def _warn_of_zeros(self, codec, gradients) -> None:
-        for name in [name_of(parameter) for parameter, gradient in gradients if not gradient.any()]:
+        for name in [name for name, gradient in gradients if not gradient.any()]:
             if name not in self._zeroed:
                 self._zeroed.add(name)
                 warnings.warn(f"compress_hook: {codec.spec} left no bits for the gradient of {name}, so it became zero"
                               + (" and waits in the residual" if self.residual else "")
                               + "; more bits, or State(compress=...), prevent that")
 
-    def _add_momentum(self, bucket) -> None:
-        buffer, key = bucket.buffer(), key_of(bucket)
-        if key not in self._kept.velocities:
-            self._kept.velocities[key] = torch.zeros_like(buffer)
-        velocity = self._kept.velocities[key]
+    def _add_momentum(self, kept: Bucket, buffer) -> None:
+        velocity = self._kept.velocity(kept, buffer)
         total = torch.add(buffer, velocity, alpha=self.momentum)
         # What is not finite makes all ranks skip the step (GradScaler): it goes out as it is, and is forgotten.
         finite = torch.isfinite(buffer).all()
         velocity.copy_(torch.where(finite, total, velocity))
         buffer.copy_(torch.where(finite, total, buffer))
-
-    def _state_of(self, bucket, part: int, rows: int, cols: int) -> inccl.ReducerState:
-        key, kind = (*key_of(bucket), part), TYPES[bucket.buffer().dtype]
-        state = self._kept.reducers.get(key)
-        if state is None or (state.rows, state.cols, int(state.type)) != (rows, cols, kind):
-            state = self._kept.reducers[key] = self.reducer.state(rows, cols, bucket.buffer().dtype)
-        return state
 
     def _codec_of(self, bucket) -> Optional[inccl.Codec]:
         """None: the bucket is not compressed."""
@@ -192,17 +186,21 @@ class State:
         group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
         return None if group is None else group.size()
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies what is kept, residuals and velocities, by new over former scale of the gradients: after
+        GradScaler.update() has changed the scale of the loss. Raises ValueError if the factor is not finite."""
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"factor: {factor} is not a finite positive number")
+        self._kept.rescale(factor)
+
     def state_dict(self) -> dict:
-        """What this rank keeps between steps, by index and elements of the bucket. No backward pass
-        is in progress."""
+        """What this rank keeps between steps, by name of the parameter: tensors. No backward pass is in progress."""
         return {**self._kept.save(), "world_size": self._world_size()}
 
     def load_state_dict(self, state: dict) -> None:
-        """What state_dict() has returned on this rank, in a group of as many ranks; it is used from
-        the second step on, when DDP has rebuilt its buckets. After an error everything is as before.
-        """
-        tables = ("residuals", "reducers", "velocities", "shapes")
-        if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in tables):
+        """What state_dict() has returned on this rank, in a group of as many ranks. The next step uses it.
+        After an error everything is as before."""
+        if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in TABLES):
             raise TypeError("state: expected what State.state_dict() returns")
         size, own = state.get("world_size"), self._world_size()
         if None not in (size, own) and size != own:
@@ -219,16 +217,15 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
     """
     if not isinstance(state, State):
         raise TypeError(f"state: expected inccl.torch.State, got {type(state).__name__}")
-    group = group_of(state.process_group)
+    kept = state._kept.of(bucket)
+    group = state._group_of(kept)
     buffer = bucket.buffer()
     if buffer.layout != torch.strided:
         work = group.allreduce([buffer.div_(group.size())])
         return work.get_future().then(lambda future: future.value()[0])
     codec = state._codec_of(bucket)
-    if state.residual or state.reducer or state.momentum:
-        state._kept.recognize(bucket)
     if state.momentum and buffer.dtype in _COMPRESSIBLE:
-        state._add_momentum(bucket)
+        state._add_momentum(kept, buffer)
     if buffer.dtype not in _COMPRESSIBLE or (state.reducer and buffer.dtype == torch.float64):
         state.statistics.add_uncompressed(buffer.numel())
         work = group.allreduce([buffer], _average())
@@ -240,7 +237,7 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
         call = _whole(state, bucket, group)
     else:
         how = _reduced if state.reducer else _compressed
-        call = how(state, bucket, group, codec, plain, count)
+        call = how(state, kept, bucket, group, codec, plain, count)
 
     def timed():
         begin = time.perf_counter()
@@ -264,15 +261,15 @@ def _whole(state, bucket, group):
     return call
 
 
-def _compressed(state, bucket, group, codec, plain, count):
+def _compressed(state, kept, bucket, group, codec, plain, count):
     """A function that averages a bucket with a codec, and its gradients `plain` of `count` elements as they are."""
     buffer, together = bucket.buffer(), None
-    at_risk = state._gradients_at_risk(bucket)
+    at_risk = state._gradients_at_risk(kept, bucket)
     if plain:
         together = flat(plain)
         for gradient in plain:
             gradient.zero_()
-    residual = state._residual_of(bucket)
+    residual = state._kept.residual(kept) if state.residual else None
     how, stats = _compression(codec, state.seed, residual)
     kind, stream = TYPES[buffer.dtype], group._stream(buffer)
 
@@ -292,7 +289,7 @@ def _compressed(state, bucket, group, codec, plain, count):
     return call
 
 
-def _reduced(state, bucket, group, _codec, plain, count):
+def _reduced(state, kept, bucket, group, _codec, plain, count):
     """As _compressed, by a reducer."""
     buffer, together = bucket.buffer(), flat(plain) if plain else None
     if state._takes_matrices:
@@ -300,11 +297,12 @@ def _reduced(state, bucket, group, _codec, plain, count):
         for part, (gradient, parameter) in enumerate(zip(bucket.gradients(), bucket.parameters())):
             if state.compress(parameter) and gradient.numel() > 0:
                 rows = gradient.shape[0] if gradient.dim() > 0 else 1
-                parts.append((gradient, state._state_of(bucket, part, rows, gradient.numel() // rows)))
+                parts.append((gradient, state._kept.reducer_state(kept, part, state.reducer, True, rows,
+                                                                  gradient.numel() // rows, buffer.dtype)))
     else:
         for gradient in plain:
             gradient.zero_()
-        parts = [(buffer, state._state_of(bucket, 0, 1, buffer.numel()))]
+        parts = [(buffer, state._kept.reducer_state(kept, 0, state.reducer, False, 1, buffer.numel(), buffer.dtype))]
     calls = [(tensor, one, *_compression(None, state.seed)) for tensor, one in parts]
     stream = group._stream(buffer)
 
