@@ -3,10 +3,10 @@
 """Times torch.distributed.all_reduce of one fp32 tensor: backends inccl and gloo, which take turns.
 
 usage: PYTHONPATH=python INCCL_LIBRARY=build/release/src/libinccl.so perf/pytorch_bench.py
-           [--ranks N] [--rounds N] [--bytes BYTES...] [--codec SPEC]
+           [--ranks N] [--rounds N] [--bytes BYTES...] [--codec SPEC] [--type NAME]
 
 Ranks are processes of this host. Prints the median over the rounds of rank 0's time in milliseconds, and for --codec that
-of the same tensor through inccl.torch.compress_hook's call. "ours" is memory of inccl.torch.empty.
+of the same tensor through inccl.torch.compress_hook's call, without and with a residual. "ours" is memory of inccl.torch.empty.
 """
 import argparse
 import os
@@ -26,13 +26,17 @@ def rank_main(rank, options, folder):
     gloo = dist.new_group(backend="gloo")
     comm = dist.group.WORLD.communicator
     for length in options.bytes:
-        plain, ours = torch.ones(length // 4), inccl.torch.empty(length // 4)
-        ours.fill_(1)
+        dtype = getattr(torch, options.type)
+        plain = torch.randn(length // dtype.itemsize, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        ours = inccl.torch.empty(plain.numel(), dtype=dtype)
+        ours.copy_(plain)
+        gradients, residual = plain.clone(), inccl.Residual(plain.numel())
         kinds = {
             "gloo": lambda: dist.all_reduce(plain, dist.ReduceOp.MAX, group=gloo),
             "inccl": lambda: dist.all_reduce(plain, dist.ReduceOp.MAX),
             "inccl, ours": lambda: dist.all_reduce(ours, dist.ReduceOp.MAX),
-            options.codec: lambda: comm.Allreduce(plain, inccl.IN_PLACE, inccl.AVG, codec=options.codec),
+            options.codec: lambda: comm.Allreduce(gradients, plain, inccl.AVG, codec=options.codec),
+            options.codec + " residual": lambda: comm.Allreduce(gradients, plain, inccl.AVG, codec=options.codec, residual=residual),
         }
         times = {name: [] for name in kinds}
         for turn in range(options.rounds + 2):
@@ -54,6 +58,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 256 << 10, 4 << 20, 25 << 20])
     parser.add_argument("--codec", default="hbi:bits=6")
+    parser.add_argument("--type", default="float32")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("INCCL_SOCKET_IFNAME", "lo")

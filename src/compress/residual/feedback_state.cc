@@ -49,9 +49,9 @@ void FeedbackState::Correct(const Range& range, const std::byte* elements) {
   const size_t count = range.count, bytes = count * SizeOf(call_.type);
   if (own_.size() < count) own_.resize(count);
   if (corrected_.size() < bytes) corrected_.resize(bytes);
-  const std::span<float> residual{own_.data(), count};
-  residual_->Scaled(FirstOf(range), residual);
   if (call_.type == DataType::kFloat64) {
+    const std::span<float> residual{own_.data(), count};
+    residual_->Scaled(FirstOf(range), residual);
     if (double_sums_.size() < count) double_sums_.resize(count);
     for (size_t i = 0; i < count; ++i) {
       double_sums_[i] = LoadAs<double>(elements, i) + static_cast<double>(residual[i]);
@@ -59,10 +59,16 @@ void FeedbackState::Correct(const Range& range, const std::byte* elements) {
     std::memcpy(corrected_.data(), double_sums_.data(), bytes);
     return;
   }
-  if (sums_.size() < count) sums_.resize(count);
-  ToFloat(call_.type, elements, sums_.data(), count);
-  for (size_t i = 0; i < count; ++i) sums_[i] += residual[i];
-  FromFloat(call_.type, sums_.data(), corrected_.data(), count);
+  if (call_.type == DataType::kFloat32) {
+    sums_ = reinterpret_cast<float*>(corrected_.data());
+    residual_->Add(FirstOf(range), reinterpret_cast<const float*>(elements), {sums_, count});
+    return;
+  }
+  if (wide_.size() < count) wide_.resize(count);
+  sums_ = wide_.data();
+  ToFloat(call_.type, elements, sums_, count);
+  residual_->Add(FirstOf(range), sums_, {sums_, count});
+  FromFloat(call_.type, sums_, corrected_.data(), count);
 }
 
 Status FeedbackState::Account(const Range& range) {
@@ -73,17 +79,20 @@ Status FeedbackState::Account(const Range& range) {
   const auto end = begin + static_cast<std::ptrdiff_t>(Superblocks(range.count));
   const auto known = static_cast<uint64_t>(std::count(begin, end, 1));
   if (known == static_cast<uint64_t>(end - begin)) return Status::Ok();
+  const size_t count = range.count;
   Result<bool> own = codec_->Own(range, corrected_.data(), own_.data());
   if (!own.ok()) return own.status();
   if (call_.type == DataType::kFloat64) {
-    for (size_t i = 0; i < range.count; ++i) {
-      own_[i] = *own ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i])) : 0.0f;
+    if (wide_.size() < count) wide_.resize(count);
+    sums_ = wide_.data();
+    for (size_t i = 0; i < count; ++i) {
+      sums_[i] = *own ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i])) : 0.0f;
+      own_[i] = 0;
     }
-  } else {
-    if (!*own) ToFloat(call_.type, corrected_.data(), own_.data(), range.count);
-    for (size_t i = 0; i < range.count; ++i) own_[i] = sums_[i] - own_[i];
+  } else if (!*own) {
+    ToFloat(call_.type, corrected_.data(), own_.data(), count);
   }
-  residual_->SetErrors(FirstOf(range), {own_.data(), range.count});
+  residual_->SetErrors(FirstOf(range), {sums_, count}, own_.data());
   std::fill(begin, end, 1);
   missing_ -= static_cast<uint64_t>(end - begin) - known;
   return Status::Ok();
@@ -112,26 +121,24 @@ Status FeedbackState::CheckComplete() const {
 void FeedbackState::CombineAlone(const CollectiveArgs& call, const std::byte* input,
                                  std::byte* output, Residual* residual) {
   constexpr size_t kFeedbackTile = 1024;
-  float errors[kFeedbackTile], sums[kFeedbackTile];
+  float sums[kFeedbackTile], sent[kFeedbackTile];
   const size_t size = SizeOf(call.type);
   for (uint64_t at = 0; at < call.count; at += kFeedbackTile) {
     const auto count = static_cast<size_t>(std::min<uint64_t>(kFeedbackTile, call.count - at));
-    residual->Scaled(at, {errors, count});
     if (call.type == DataType::kFloat64) {
+      residual->Scaled(at, {sums, count});
       for (size_t i = 0; i < count; ++i) {
-        const double exact = LoadAs<double>(input + at * size, i) + static_cast<double>(errors[i]);
+        const double exact = LoadAs<double>(input + at * size, i) + static_cast<double>(sums[i]);
         std::memcpy(output + (at + i) * size, &exact, size);
-        errors[i] = 0;
       }
+      std::copy_n(sums, count, sent);
     } else {
       ToFloat(call.type, input + at * size, sums, count);
-      for (size_t i = 0; i < count; ++i) sums[i] += errors[i];
-      std::copy_n(sums, count, errors);
+      residual->Add(at, sums, {sums, count});
       FromFloat(call.type, sums, output + at * size, count);
-      ToFloat(call.type, output + at * size, sums, count);
-      for (size_t i = 0; i < count; ++i) errors[i] -= sums[i];
+      ToFloat(call.type, output + at * size, sent, count);
     }
-    residual->SetErrors(at, {errors, count});
+    residual->SetErrors(at, {sums, count}, sent);
   }
 }
 

@@ -62,12 +62,13 @@ class FeedbackState final : public CodecState, private TotalFeedback {
   uint64_t superblocks_ = 0;        // of a segment
   std::vector<uint8_t> accounted_;  // by segment and superblock
   uint64_t missing_ = 0;            // superblocks without a pending residual
-  // Of the current Combine: its inputs; input + scaled residual, and the same in the call's type,
-  // which the codec reads; what that counts as.
+  // Of the current Combine: its inputs; input + scaled residual in fp32, and in the call's type,
+  // which the codec reads (fp32: the same memory); what that counts as.
   std::vector<Term> inputs_;
-  std::vector<float> sums_;
-  std::vector<double> double_sums_;  // fp64: instead of sums_
+  float* sums_ = nullptr;
   std::vector<std::byte> corrected_;
+  std::vector<float> wide_;          // other types: sums_
+  std::vector<double> double_sums_;  // fp64: instead of sums_
   std::vector<float> own_;
 };
 

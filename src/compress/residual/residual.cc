@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "compress/kernels/convert.h"
@@ -14,6 +15,12 @@ namespace inccl {
 namespace {
 
 constexpr size_t kResidualTile = 1024;
+
+// fp32 storage; the bytes of a vector are aligned for any type.
+const float* Floats(const std::vector<std::byte>& storage) {
+  return reinterpret_cast<const float*>(storage.data());
+}
+float* Floats(std::vector<std::byte>& storage) { return reinterpret_cast<float*>(storage.data()); }
 
 Status InUse() { return InvalidUsage("residual: a call is using it"); }
 
@@ -85,13 +92,40 @@ void Residual::Scaled(uint64_t first, std::span<float> x) const {
   for (float& value : x) value *= scale_;
 }
 
-void Residual::SetErrors(uint64_t first, std::span<const float> errors) {
-  float next[kResidualTile], kept[kResidualTile];
-  for (size_t at = 0; at < errors.size(); at += kResidualTile) {
-    const size_t count = std::min(kResidualTile, errors.size() - at);
-    for (size_t i = 0; i < count; ++i) {
-      next[i] = std::isfinite(errors[at + i]) ? errors[at + i] : 0.0f;
+void Residual::Add(uint64_t first, const float* x, std::span<float> sums) const {
+  float tile[kResidualTile];
+  for (size_t at = 0; at < sums.size(); at += kResidualTile) {
+    const size_t count = std::min(kResidualTile, sums.size() - at);
+    const float* residual = tile;
+    if (options_.storage == DataType::kFloat32) {
+      residual = Floats(current_) + first + at;
+    } else {
+      Load(current_, first + at, {tile, count});
     }
+    float* const to = sums.data() + at;
+    if (scale_ == 1.0f) {
+      for (size_t i = 0; i < count; ++i) to[i] = x[at + i] + residual[i];
+    } else {
+      for (size_t i = 0; i < count; ++i) to[i] = x[at + i] + scale_ * residual[i];
+    }
+  }
+}
+
+void Residual::SetErrors(uint64_t first, std::span<const float> sums, const float* sent) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const bool in_place = options_.storage == DataType::kFloat32 && options_.keep == 0;
+  float tile[kResidualTile], kept[kResidualTile];
+  for (size_t at = 0; at < sums.size(); at += kResidualTile) {
+    const size_t count = std::min(kResidualTile, sums.size() - at);
+    const float* const of = sums.data() + at;
+    float* const next = in_place ? Floats(pending_) + first + at : tile;
+    const auto finite = [](float error) { return std::fabs(error) <= kLargest ? error : 0.0f; };
+    if (sent == nullptr) {
+      for (size_t i = 0; i < count; ++i) next[i] = finite(of[i]);
+    } else {
+      for (size_t i = 0; i < count; ++i) next[i] = finite(of[i] - sent[at + i]);
+    }
+    if (in_place) continue;
     if (options_.keep != 0) {
       Load(current_, first + at, {kept, count});
       for (size_t i = 0; i < count; ++i) {

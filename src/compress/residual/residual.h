@@ -40,9 +40,12 @@ class Residual {
   void End(bool committed, uint64_t operation);
   // For the call: scale * residual of elements [first, first + x.size()).
   void Scaled(uint64_t first, std::span<float> x) const;
-  // For the call: sets the pending residual of these elements from its errors; one that is not
-  // finite counts as 0.
-  void SetErrors(uint64_t first, std::span<const float> errors);
+  // For the call: sums[i] = x[i] + scale * residual of element first + i. x and sums may be the
+  // same.
+  void Add(uint64_t first, const float* x, std::span<float> sums) const;
+  // For the call: sets the pending residual of these elements from the errors sums[i] - sent[i],
+  // without `sent` sums[i]; one that is not finite counts as 0.
+  void SetErrors(uint64_t first, std::span<const float> sums, const float* sent = nullptr);
   // For the call, of totals that this rank alone encodes (TotalFeedback), by superblock.
   void CorrectTotal(uint64_t superblock, float factor, std::span<float> sum) const {
     totals_.AddTo(superblock, factor * scale_, sum);
