@@ -32,10 +32,10 @@ Result<Vectors> RecordedSample(const std::string& data, int first, int nranks) {
 
 std::optional<Way> WayOf(const std::string& name, const std::string& bits) {
   if (name == "MXFP8 ring") return Mxfp8Reference();
-  if (name == "H direct") return CodecWay("hbi:levels=energy,bits=" + bits, "direct");
-  if (name == "H ring") return CodecWay("hbi:levels=energy,bits=" + bits + ",ref=ring", "ring");
-  if (name == "H direct rht")
-    return CodecWay("hbi:levels=energy,bits=" + bits + ",rht=1", "direct");
+  const std::string hbi = "hbi:bits=" + bits + ",levels=energy";
+  if (name == "H direct") return CodecWay(hbi, "direct");
+  if (name == "H ring") return CodecWay(hbi + ",ref=ring", "ring");
+  if (name == "H direct rht") return CodecWay(hbi + ",rht=1", "direct");
   return std::nullopt;
 }
 

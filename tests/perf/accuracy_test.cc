@@ -120,7 +120,7 @@ TEST(ReferenceTable, EveryLineOfTheTableIsUnderstood) {
   EXPECT_EQ(entries->size(),
             7u * 3u * (1u + 3u * 4u));  // data, n, MXFP8 and three ways at four bits
   const TableEntry& entry = (*entries)[2];
-  EXPECT_EQ(entry.way.name, "hbi:bits=5");
+  EXPECT_EQ(entry.way.name, "hbi:bits=5,levels=energy");
   EXPECT_EQ(entry.way.algo, "direct");
   EXPECT_DOUBLE_EQ(entry.vnmse, 0.00722);
 }
