@@ -621,6 +621,7 @@ def test_statistics_of_many_threads(eager_switches):
 
     class Stats:
         compressed, elements, payload_bytes, wire_bytes, ratio, error_bound = True, 3, 5, 7, 2.0, 0.5
+        dropped_superblocks, poisoned_blocks = 11, 13
 
         def __init__(self):
             self._looks = 0
@@ -641,7 +642,8 @@ def test_statistics_of_many_threads(eager_switches):
         statistics.settle()
     total = threads * rounds
     assert (statistics.calls, statistics.elements, statistics.uncompressed_elements) == (total, 3 * total, total)
-    assert (statistics.payload_bytes, statistics.wire_bytes) == (5 * total, 7 * total)
+    assert (statistics.payload_bytes, statistics.wire_bytes, statistics.ratio) == (5 * total, 7 * total, 2.0)
+    assert (statistics.dropped_superblocks, statistics.poisoned_blocks) == (11 * total, 13 * total)
 
 
 @group_ranks(1)
