@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed DDP and FSDP2, against the same training on one rank."""
 import copy
+import gc
 import io
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -304,6 +306,23 @@ def test_one_state_for_two_models(rank, n):
     # The same data and rounding but for the step of the call: both have a residual of their own.
     assert not kept[-1][names[0]].equal(kept[-1]["model 2: " + names[0]])
     assert kept[-1][names[0]].any() and kept[-1]["model 2: " + names[0]].any()
+
+
+@group_ranks(2)
+def test_models_come_and_go(rank, n):
+    """What was kept for a model goes with it, and the next one has its own."""
+    state, models = inccl.torch.State(codec="hbi:bits=4", min_elements=1, residual=True), []
+    for _ in range(6):
+        ddp = DistributedDataParallel(torch.nn.Linear(64, 32))
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        for _ in range(3):
+            ddp(torch.randn(4, 64)).sum().backward()
+        models.append(weakref.ref(ddp))
+        assert {name.split(": ")[-1] for name in state.state_dict()["residuals"]} == {"weight", "bias"}
+        assert len(state.state_dict()["residuals"]) <= 4  # of this model, and of one that the collector has not seen
+        del ddp
+        gc.collect()
+    assert sum(model() is not None for model in models) <= 1
 
 
 @group_ranks(4)

@@ -96,8 +96,13 @@ class Kept:
         return found
 
     def _make(self, index: int, ids: tuple, parameters: list) -> Bucket:
-        for former in {self._bucket_of[one] for one in ids if one in self._bucket_of}:
-            self._dissolve(former)
+        former = {self._bucket_of[one] for one in ids if one in self._bucket_of}
+        former.update(key for key, bucket in self._buckets.items()
+                      if any(parameter is None for parameter in bucket.parameters()))
+        for one in former:
+            self._dissolve(one)
+        for table in TABLES:
+            self._loose[table] = {one: kept for one, kept in self._loose[table].items() if kept[0]() is not None}
         owners = [owner_of(parameter) for parameter in parameters]
         model = next((found[0] for found in owners if found is not None), None)
         prefix = self._prefix_of(model)
@@ -110,11 +115,10 @@ class Kept:
         """Of the names in state_dict(): nothing for the first model, since most States have one."""
         if model is None:
             return ""
-        known = [one() for one in self._models]
-        if not any(one is model for one in known):
-            self._models.append(weakref.ref(model))
-            known.append(model)
-        place = next(i for i, one in enumerate(known) if one is model)
+        place = next((i for i, one in enumerate(self._models) if one() is model), None)
+        if place is None:
+            place = next((i for i, one in enumerate(self._models) if one() is None), len(self._models))
+            self._models[place:place + 1] = [weakref.ref(model)]
         return f"model {place + 1}: " if place > 0 else ""
 
     def _dissolve(self, ids: tuple) -> None:
@@ -125,7 +129,8 @@ class Kept:
                 if parameters[place] is not None:
                     self._loose[table][id(parameters[place])] = weakref.ref(parameters[place]), value
         for one in ids:
-            self._bucket_of.pop(one, None)
+            if self._bucket_of.get(one) == ids:  # not another parameter of that id
+                del self._bucket_of[one]
 
     def _take(self, table: str, bucket: Bucket, place: int):
         """What was kept or loaded for a parameter of a bucket, once."""
