@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a communicator."""
 import ctypes
-from typing import Optional
+import inspect
+from typing import Callable, Optional
 
 from ._library import Config, InvalidArgument, in_range
 
@@ -28,3 +29,12 @@ def config_of(codec: Optional[str] = None, algorithm: Optional[str] = None, chan
                   milliseconds("init_timeout", init_timeout),
                   milliseconds("op_timeout", op_timeout), milliseconds("heartbeat", heartbeat),
                   milliseconds("dead_timeout", dead_timeout), text(socket_ifname), text(name))
+
+
+def takes_options(function: Callable) -> Callable:
+    """help() and editors show the options of config_of in place of **config."""
+    own = inspect.signature(function)
+    named = [parameter for parameter in own.parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
+    options = [option.replace(kind=option.KEYWORD_ONLY) for option in inspect.signature(config_of).parameters.values()]
+    function.__signature__ = own.replace(parameters=named + options)
+    return function

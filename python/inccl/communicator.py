@@ -10,7 +10,7 @@ from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any, Iterable, List, Optional
 
 from ._buffer_calls import BufferCalls
-from ._config import config_of
+from ._config import config_of, takes_options
 from ._library import InvalidArgument, InvalidUsage, Result, UniqueId, check, error, in_range, lib
 from ._object_calls import ObjectCalls
 from ._objects import Unpicklable, thread_group
@@ -32,6 +32,7 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     """
     __slots__ = ("_handle", "_rank", "_size", "_pid", "_written", "__weakref__")
 
+    @takes_options
     def __init__(self, id: bytes, rank: int, size: int, **config):
         if len(id) != ctypes.sizeof(UniqueId):
             raise InvalidArgument(f"id: {len(id)} bytes, expected the 128 of unique_id()")
@@ -69,6 +70,7 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
             self._size = number.value
 
     @classmethod
+    @takes_options
     def from_env(cls, **config) -> "Communicator":
         """Joins with rank, size and meeting point from mpirun, PMI, Slurm, torchrun, or INCCL_RANK,
         INCCL_SIZE and INCCL_JOB."""
@@ -79,6 +81,7 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
             raise InvalidUsage(Result.INVALID_USAGE, "comm: destroyed, aborted, or not created yet")
         return self._handle
 
+    @takes_options
     def split(self, color: Optional[int], key: int = 0, **config) -> Optional["Communicator"]:
         """Ranks with equal color (>= 0) form a new communicator, ordered by key. With color None a
         rank takes part and gets None. Collective."""
@@ -90,6 +93,7 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
         comm = self._new(lambda out: lib.ccl_comm_split(self._get(), number, key, out, given))
         return None if color is None else comm
 
+    @takes_options
     def shrink(self, excluded: Iterable[int] = (), *, abort: bool = False,
                **config) -> "Communicator":
         """A communicator of the ranks that are neither excluded nor dead. All remaining ranks call
@@ -257,8 +261,11 @@ def _scalar(value, kind):
     raise InvalidArgument(f"dtype: {name}: no scalars of this type")
 
 
+@takes_options
 def init(**config) -> Communicator:
-    """The communicator of this job: Communicator.from_env."""
+    """The communicator of this job: Communicator.from_env. Options have the names of ccl_config_t; times are in
+    seconds, 0 and None mean the default. Raises InvalidArgument for a bad option, Timeout or RemoteError if the
+    ranks do not meet."""
     return Communicator.from_env(**config)
 
 

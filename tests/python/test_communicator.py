@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Life cycle, streams, groups, compression, errors."""
 import copy
+import inspect
 import os
 import pickle
+import pydoc
 import signal
 import subprocess
 import sys
@@ -633,3 +635,14 @@ def test_fused(comm):
             call()
     with pytest.raises(TypeError, match=r"residuals\[1\]: expected inccl.Residual, got int"):
         comm.Allreduce_fused(inputs, outputs, residuals=[None, 5, None, None])
+
+
+def test_help_shows_the_options():
+    for function in (inccl.init, inccl.Communicator.__init__, inccl.Communicator.from_env, inccl.Communicator.split,
+                     inccl.Communicator.shrink):
+        names = list(inspect.signature(function).parameters)
+        assert {"codec", "op_timeout", "socket_ifname"} <= set(names) and "config" not in names, (function, names)
+    assert list(inspect.signature(inccl.Communicator.split).parameters)[:3] == ["self", "color", "key"]
+    assert "op_timeout" in pydoc.render_doc(inccl.init)
+    with pytest.raises(TypeError, match="op_timeot"):
+        inccl.init(op_timeot=3)
