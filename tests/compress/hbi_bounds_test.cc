@@ -5,11 +5,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "base/rng.h"
+#include "compress/hbi/config.h"
+#include "compress/hbi/plan.h"
 #include "compress/hbi_cases.h"
 #include "compress/hbi_driver.h"
 #include "compress/kernels/convert.h"
@@ -257,6 +260,20 @@ TEST(HbiBounds, BoundsAPriori) {
   }
 }
 
+// A plan chooses only what the a priori bound counts.
+void ExpectChoices(int n, const std::string& bits, const Vectors& inputs) {
+  const hbi::Config config = *hbi::ParseConfig(*CodecSpec::Parse("hbi:bits=" + bits));
+  const hbi::Planner planner(Collective::kAllReduce, n, config);
+  const std::vector<uint8_t> codes = HbiAgree(inputs);
+  std::vector<uint32_t> words;
+  for (size_t b = 0; b < codes.size(); b += 8) words.push_back(HbiWord(&codes[b]));
+  std::vector<uint8_t> points(words.size());
+  hbi::PlanSummary summary;
+  planner.Plan(reinterpret_cast<const uint8_t*>(words.data()), points, &summary);
+  const auto first = static_cast<uint8_t>(planner.points().size() - planner.choices().size());
+  EXPECT_GE(int{*std::min_element(points.begin(), points.end())}, int{first});
+}
+
 // Whatever the others are like: superblocks over 26 octaves, one large or one small among equals,
 // any.
 TEST(HbiBounds, EvenLevelsBoundTheRelativeErrorOfEverySuperblock) {
@@ -290,6 +307,7 @@ TEST(HbiBounds, EvenLevelsBoundTheRelativeErrorOfEverySuperblock) {
         double relative = 0;
         const std::vector<float> even = run(fmt::format("hbi:bits={}", bits), &stats, &relative);
         EXPECT_EQ(stats.dropped_superblocks, 0u);
+        ExpectChoices(n, bits, inputs);
         EXPECT_LT(relative, std::string(bits) == "9" ? 0.02 : 1.7);
         ASSERT_NO_FATAL_FAILURE(ExpectWithinBound(even, inputs, 256, relative));
         run(fmt::format("hbi:bits={},levels=energy", bits), &stats, &relative);
