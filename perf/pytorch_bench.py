@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times torch.distributed.all_reduce of one fp32 tensor: backends inccl and gloo, which take turns.
+"""Times torch.distributed.all_reduce of one tensor: backends inccl and gloo, which take turns.
 
 usage: PYTHONPATH=python INCCL_LIBRARY=build/release/src/libinccl.so perf/pytorch_bench.py
            [--ranks N] [--rounds N] [--bytes BYTES...] [--codec SPEC] [--type NAME]

@@ -40,7 +40,7 @@ class SmallCall {
       status = Exchange({Form::kSide, phase}, {Form::kSide, phase}, {Form::kSide, phase});
     }
     if (status.ok()) status = Exchange({Form::kSum, 1}, {Form::kResult}, {Form::kOutput});
-    return status;  // without Finish: nobody asks for statistics or wants warnings of this call
+    return status;  // No Finish: this call needs neither statistics nor warnings.
   }
 
  private:

@@ -164,16 +164,20 @@ def test_rebuilt_buckets(rank, n):
 
         def hook(state, bucket):
             buckets[-1].append((bucket.index(), bucket.buffer().numel()))
+            if len(buckets) == 2 and state.residual:  # the buckets are others now, and begin with what was kept
+                kept = state._kept.of(bucket)
+                values = torch.frombuffer(bytearray(state._kept.residual(kept).save()), dtype=torch.float32)
+                for name, value in zip(kept.names, values.split(kept.sizes)):
+                    assert value.equal(before[1]["residuals"][name]), name
+                    carried.add(name)
             return inccl.torch.compress_hook(state, bucket)
         ddp.register_comm_hook(state, hook)
+        carried = set()
         names = {name for name, _ in ddp.module.named_parameters()}
         for step in range(3):
             buckets.append([])
             ddp.zero_grad()
             before.append(state.state_dict())
-            if step == 1:  # buckets are made anew here, and begin with the kept values
-                ddp(batch(rank)[0])
-                check_equal(state.state_dict(), before[1])
             loss_of(ddp, rank).backward()
         assert buckets[0] != buckets[1] == buckets[2], buckets
         kept = state.state_dict()
@@ -182,7 +186,7 @@ def test_rebuilt_buckets(rank, n):
             assert used <= names, (table, used)
         assert kept["residuals"] or kept["reducers"]
         if "residual" in options:
-            assert kept["residuals"].keys() == names and any(v.any() for v in before[1]["residuals"].values())
+            assert carried == names == kept["residuals"].keys() and any(v.any() for v in before[1]["residuals"].values())
 
 
 @group_ranks(2)
@@ -330,11 +334,21 @@ def test_the_group_is_that_of_the_model(rank, n):
     """Without process_group; another one is an error."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     ddp = DistributedDataParallel(torch.nn.Linear(64, 128), process_group=halves[rank // 2])
-    ddp.register_comm_hook(inccl.torch.State(codec="hbi:bits=8", min_elements=1), inccl.torch.compress_hook)
+    ddp_state = inccl.torch.State(codec="hbi:bits=8", min_elements=1)
+    ddp.register_comm_hook(ddp_state, inccl.torch.compress_hook)
     ddp(torch.full((4, 64), float(rank + 1))).sum().backward()
     assert ddp.module.bias.grad.equal(torch.full((128,), 4.0))
     mean = 4 * (1.5 if rank < 2 else 3.5)
     assert (ddp.module.weight.grad - mean).abs().max() < 0.05 * mean
+    state = ddp_state.state_dict()
+    assert state["world_size"] == 2
+    other = DistributedDataParallel(torch.nn.Linear(64, 128))  # of all four ranks
+    loaded = inccl.torch.State(codec="hbi:bits=8", min_elements=1)
+    loaded.load_state_dict(state)  # its group is not known yet
+    assert loaded.state_dict()["world_size"] == 2
+    other.register_comm_hook(loaded, inccl.torch.compress_hook)
+    with pytest.raises(ValueError, match="world_size: 2, the group has 4 ranks"):
+        other(torch.ones(4, 64)).sum().backward()
     wrong = DistributedDataParallel(torch.nn.Linear(64, 128), process_group=halves[rank // 2])
     wrong.register_comm_hook(inccl.torch.State(process_group=dist.group.WORLD), inccl.torch.compress_hook)
     with pytest.raises(ValueError, match=r"process_group: of the ranks \[0, 1, 2, 3\]"):

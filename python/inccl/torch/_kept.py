@@ -24,15 +24,20 @@ def _named_in_known(parameter: torch.Tensor) -> Optional[Tuple[DistributedDataPa
     return None
 
 
-def owner_of(parameter: torch.Tensor) -> Optional[Tuple[DistributedDataParallel, str]]:
-    """The DDP model that has it, and its name there; hooks know parameters alone."""
-    found = _named_in_known(parameter)
-    if found is None:
+def owners_of(parameters: List[torch.Tensor]) -> List[Optional[Tuple[DistributedDataParallel, str]]]:
+    """For each the DDP model that has it, and its name there; hooks know parameters alone."""
+    found = [_named_in_known(parameter) for parameter in parameters]
+    if None in found:
         for model in gc.get_objects():
             if issubclass(type(model), DistributedDataParallel):
                 _models[model] = {id(p): (weakref.ref(p), name) for name, p in model.module.named_parameters()}
-        found = _named_in_known(parameter)
+        found = [_named_in_known(parameter) for parameter in parameters]
     return found
+
+
+def _saved(residual: inccl.Residual) -> torch.Tensor:
+    values = bytearray(residual.save())
+    return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
 
 
 class Bucket:
@@ -56,17 +61,13 @@ class Bucket:
     def has(self, parameters: List[torch.Tensor]) -> bool:
         return all(mine() is other for mine, other in zip(self._parameters, parameters))
 
-    def split(self, values: torch.Tensor) -> list:
-        return [part.clone() for part in values.split(self.sizes)]
-
     def values(self) -> dict:
         """By table, what belongs to each parameter: [(place, value)]."""
         found = {table: [] for table in TABLES}
         if self.residual is not None:
-            found["residuals"] = list(enumerate(self.split(torch.frombuffer(bytearray(self.residual.save()), dtype=torch.float32)
-                                                           if self.residual.count else torch.empty(0))))
+            found["residuals"] = list(enumerate(_saved(self.residual).split(self.sizes)))
         if self.velocity is not None:
-            found["velocities"] = list(enumerate(self.split(self.velocity)))
+            found["velocities"] = list(enumerate(self.velocity.split(self.sizes)))
         if self.takes_matrices:
             found["reducers"] = list(self.reducers.items())
         return found
@@ -103,13 +104,18 @@ class Kept:
             self._dissolve(one)
         for table in TABLES:
             self._loose[table] = {one: kept for one, kept in self._loose[table].items() if kept[0]() is not None}
-        owners = [owner_of(parameter) for parameter in parameters]
+        owners = owners_of(parameters)
         model = next((found[0] for found in owners if found is not None), None)
         prefix = self._prefix_of(model)
         names = [prefix + (found[1] if found else f"bucket {index} parameter {place}") for place, found in enumerate(owners)]
         made = self._buckets[ids] = Bucket(parameters, names, model)
         self._bucket_of.update(dict.fromkeys(ids, ids))
         return made
+
+    def group(self):
+        """Of a model whose gradients have been reduced, or None."""
+        models = (bucket.model() for bucket in self._buckets.values())
+        return next((model.process_group for model in models if model is not None), None)
 
     def _prefix_of(self, model) -> str:
         """Of the names in state_dict(): nothing for the first model, since most States have one."""
@@ -132,21 +138,29 @@ class Kept:
             if self._bucket_of.get(one) == ids:  # not another parameter of that id
                 del self._bucket_of[one]
 
-    def _take(self, table: str, bucket: Bucket, place: int):
-        """What was kept or loaded for a parameter of a bucket, once."""
+    def _waiting(self, table: str, bucket: Bucket, place: int):
+        """What was kept or loaded for a parameter of a bucket."""
         parameter = bucket.parameters()[place]
-        reference, value = self._loose[table].pop(id(parameter), (None, None))
+        reference, value = self._loose[table].get(id(parameter), (None, None))
         if reference is not None and reference() is parameter:
             return value
-        return self._loaded[table].pop(bucket.names[place], None)
+        return self._loaded[table].get(bucket.names[place])
+
+    def _taken(self, table: str, bucket: Bucket, place: int) -> None:
+        """The bucket has it now."""
+        self._loose[table].pop(id(bucket.parameters()[place]), None)
+        self._loaded[table].pop(bucket.names[place], None)
 
     def _joined(self, table: str, bucket: Bucket, dtype: torch.dtype) -> Optional[torch.Tensor]:
-        parts = [self._take(table, bucket, place) for place in range(len(bucket.sizes))]
-        if all(part is None for part in parts):
-            return None
+        places = range(len(bucket.sizes))
+        parts = [self._waiting(table, bucket, place) for place in places]
         for name, size, part in zip(bucket.names, bucket.sizes, parts):
             if part is not None and part.numel() != size:
                 raise ValueError(f"{table}: {name} has {size} elements, what was loaded for it {part.numel()}")
+        for place in places:
+            self._taken(table, bucket, place)
+        if all(part is None for part in parts):
+            return None
         return torch.cat([torch.zeros(size, dtype=dtype) if part is None else part.to("cpu", dtype).flatten()
                           for size, part in zip(bucket.sizes, parts)])
 
@@ -170,8 +184,8 @@ class Kept:
         bucket.takes_matrices = matrix
         state = bucket.reducers.get(part)
         if state is None or state.type != TYPES[dtype]:
-            kept = self._take("reducers", bucket, part) if matrix else self._loaded["reducers"].pop(
-                ",".join(bucket.names), None)
+            whole = ",".join(bucket.names)
+            kept = self._waiting("reducers", bucket, part) if matrix else self._loaded["reducers"].get(whole)
             state = reducer.state(rows, cols, dtype)
             if isinstance(kept, inccl.ReducerState) and kept.type == state.type:
                 state = kept
@@ -180,14 +194,17 @@ class Kept:
                     raise ValueError(f"reducers: {bucket.names[part]} is of {rows} x {cols}, what was loaded for it of "
                                      f"{kept['rows']} x {kept['cols']}")
                 state.load(kept["state"].numpy().tobytes())
+            if matrix:
+                self._taken("reducers", bucket, part)
+            self._loaded["reducers"].pop(whole, None)
         bucket.reducers[part] = state
         return state
 
     def rescale(self, factor: float) -> None:
         for bucket in self._buckets.values():
             if bucket.residual is not None:
-                values = torch.frombuffer(bytearray(bucket.residual.save()), dtype=torch.float32) * factor
-                bucket.residual.load(values.numpy().tobytes())
+                top = torch.finfo(torch.float32).max
+                bucket.residual.load((_saved(bucket.residual) * factor).clamp(-top, top).numpy().tobytes())
             if bucket.velocity is not None:
                 bucket.velocity.mul_(factor)
         for table in ("residuals", "velocities"):
@@ -207,7 +224,8 @@ class Kept:
                 saved["reducers"][",".join(bucket.names)] = bucket.reducers[0]
         for table, values in self._loose.items():
             for reference, value in values.values():
-                found = None if reference() is None else owner_of(reference())
+                parameter = reference()
+                found = None if parameter is None else owners_of([parameter])[0]
                 if found is not None:
                     saved[table].setdefault(self._prefix_of(found[0]) + found[1], value)
         saved["reducers"] = {name: state if isinstance(state, dict) else
@@ -223,9 +241,13 @@ class Kept:
             for name, value in saved[table].items():
                 if not isinstance(name, str):
                     raise TypeError(f"{table}: expected the name of a parameter as key, got {name!r}")
-                if table != "reducers" and not isinstance(value, torch.Tensor):
+                if table == "reducers":
+                    if not isinstance(value, dict) or not {"rows", "cols", "type", "state"} <= value.keys():
+                        raise TypeError(f"reducers: expected rows, cols, type and state for {name}")
+                    continue
+                if not isinstance(value, torch.Tensor):
                     raise TypeError(f"{table}: expected a tensor for {name}, got {type(value).__name__}")
-                if table != "reducers" and not bool(value.isfinite().all()):
+                if not bool(value.isfinite().all()):
                     raise ValueError(f"{table}: {name} has elements that are not finite")
             loaded[table] = {name: value.clone() if table != "reducers" else dict(value)
                              for name, value in saved[table].items()}

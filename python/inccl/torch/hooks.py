@@ -108,6 +108,7 @@ class State:
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
         self._statistics = Statistics()
+        self._saved_size = None  # of the group of what load_state_dict() has read, until that is compared
         self._zeroed = set()  # names of parameters of which a warning has told
 
     def __deepcopy__(self, memo) -> "State":
@@ -133,7 +134,16 @@ class State:
             elif group is not own and dist.get_process_group_ranks(group) != dist.get_process_group_ranks(own):
                 raise ValueError(f"process_group: of the ranks {dist.get_process_group_ranks(group)}, that of the model has "
                                  f"{dist.get_process_group_ranks(own)}")
-        return group_of(group)
+        ours = group_of(group)
+        self._check_size(self._saved_size, ours.size())
+        self._saved_size = None
+        return ours
+
+    @staticmethod
+    def _check_size(saved: Optional[int], own: Optional[int]) -> None:
+        if None not in (saved, own) and saved != own:
+            raise ValueError(f"world_size: {saved}, the group has {own} ranks; residuals are of use "
+                             "with as many ranks as before, so start without them")
 
     def _gradients_at_risk(self, kept: Bucket, bucket) -> list:
         """(name, gradient) of what is compressed and not zero here, if calls have dropped superblocks since
@@ -183,30 +193,30 @@ class State:
         return None if name == "none" else codec_of(name)
 
     def _world_size(self) -> Optional[int]:
-        group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
+        """None before the first step, where the group is the model's."""
+        group = self.process_group or self._kept.group()
         return None if group is None else group.size()
 
     def rescale(self, factor: float) -> None:
         """Multiplies what is kept, residuals and velocities, by new over former scale of the gradients: after
-        GradScaler.update() has changed the scale of the loss. Raises ValueError if the factor is not finite."""
+        GradScaler.update() has changed the scale of the loss. No backward pass is in progress. Raises ValueError
+        if the factor is not finite and positive."""
         if not 0 < factor < float("inf"):
             raise ValueError(f"factor: {factor} is not a finite positive number")
         self._kept.rescale(factor)
 
     def state_dict(self) -> dict:
         """What this rank keeps between steps, by name of the parameter: tensors. No backward pass is in progress."""
-        return {**self._kept.save(), "world_size": self._world_size()}
+        return {**self._kept.save(), "world_size": self._saved_size or self._world_size()}
 
     def load_state_dict(self, state: dict) -> None:
         """What state_dict() has returned on this rank, in a group of as many ranks. The next step uses it.
         After an error everything is as before."""
         if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in TABLES):
             raise TypeError("state: expected what State.state_dict() returns")
-        size, own = state.get("world_size"), self._world_size()
-        if None not in (size, own) and size != own:
-            raise ValueError(f"world_size: {size}, the group has {own} ranks; residuals are of use "
-                             "with as many ranks as before, so start without them")
+        self._check_size(state.get("world_size"), self._world_size())
         self._kept.load(state, self.reducer)
+        self._saved_size = state.get("world_size")
 
 
 def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -100,6 +100,7 @@ class HbiState final : public CodecState {
   void Plan(uint32_t segment, uint64_t window);
   // Warns of the first call whose magnitudes lie where scales are many octaves apart.
   void WarnOfRange();
+  // And of the first one with even levels whose budget has left superblocks without any.
   void WarnOfDrops();
 
   std::shared_ptr<PlannerCache> planners_;

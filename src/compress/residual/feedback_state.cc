@@ -83,16 +83,14 @@ Status FeedbackState::Account(const Range& range) {
   Result<bool> own = codec_->Own(range, corrected_.data(), own_.data());
   if (!own.ok()) return own.status();
   if (call_.type == DataType::kFloat64) {
-    if (wide_.size() < count) wide_.resize(count);
-    sums_ = wide_.data();
     for (size_t i = 0; i < count; ++i) {
-      sums_[i] = *own ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i])) : 0.0f;
-      own_[i] = 0;
+      own_[i] = *own ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i])) : 0.0f;
     }
-  } else if (!*own) {
-    ToFloat(call_.type, corrected_.data(), own_.data(), count);
+    residual_->SetErrors(FirstOf(range), {own_.data(), count});
+  } else {
+    if (!*own) ToFloat(call_.type, corrected_.data(), own_.data(), count);
+    residual_->SetErrors(FirstOf(range), {sums_, count}, own_.data());
   }
-  residual_->SetErrors(FirstOf(range), {sums_, count}, own_.data());
   std::fill(begin, end, 1);
   missing_ -= static_cast<uint64_t>(end - begin) - known;
   return Status::Ok();

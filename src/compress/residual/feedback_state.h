@@ -67,7 +67,7 @@ class FeedbackState final : public CodecState, private TotalFeedback {
   std::vector<Term> inputs_;
   float* sums_ = nullptr;
   std::vector<std::byte> corrected_;
-  std::vector<float> wide_;          // other types: sums_
+  std::vector<float> wide_;          // fp16, bf16: sums_
   std::vector<double> double_sums_;  // fp64: instead of sums_
   std::vector<float> own_;
 };
