@@ -102,7 +102,7 @@ int RunExplain(const Options& options) {
   Result<InitOptions> resolved = ResolveOptions(&config);
   if (!resolved.ok()) return Fail(kBadConfiguration, resolved.status().message());
   // Of this machine, where ranks would take the slowest of all.
-  resolved->comm.tuner_table.SetLink(bootstrap::LinkMbps(resolved->environment.socket_ifname));
+  resolved->comm.tuner_table.SetLink(bootstrap::LinkMbps(resolved->environment.socket_ifname), 0);
   Result<Explanation> explanation = Explain(*request, resolved->comm);
   if (!explanation.ok()) return Fail(kBadCommandLine, explanation.status().message());
   const Json section = ExplainSection(*request, resolved->comm, *explanation);

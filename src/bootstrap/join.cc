@@ -19,6 +19,7 @@
 #include "bootstrap/interfaces.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/socket.h"
+#include "bootstrap/socket_list.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -64,7 +65,8 @@ PeerInfo InfoOf(const RankRecord& record) {
           .host_id = record.host_id,
           .machine_id = record.machine_id,
           .blob = record.blob,
-          .key = record.key};
+          .key = record.key,
+          .round_trip_us = record.round_trip_us};
 }
 
 // For the descriptors of so many connections.
@@ -296,6 +298,7 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
     status = ListenForMachines(options, root, &registration.record.mesh_addresses, &listeners);
     if (!status.ok()) return named(status);
   }
+  registration.record.round_trip_us = RoundTripUs(root.fd());
   registration.remaining =
       options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
   status = root.Send(MessageKind::kRegister, registration.Encode());

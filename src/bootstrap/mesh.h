@@ -32,6 +32,8 @@ struct PeerInfo {
   std::vector<std::byte> blob;  // its JoinOptions::blob, unchecked
   // For messages to it that other ranks pass on; none if the control graph is complete.
   std::optional<bootstrap::PublicKey> key = {};
+  // Of its connection with the process where the ranks met; 0 over a unix socket.
+  uint32_t round_trip_us = 0;
 };
 
 struct Peer {

@@ -27,6 +27,7 @@ void Write(const RankRecord& record, ByteWriter* writer) {
   writer->String({reinterpret_cast<const char*>(record.blob.data()), record.blob.size()});
   writer->U8(record.key ? 1 : 0);
   if (record.key) writer->Raw(*record.key);
+  writer->U32(record.round_trip_us);
 }
 
 bool Read(ByteReader* reader, RankRecord* record) {
@@ -37,7 +38,8 @@ bool Read(ByteReader* reader, RankRecord* record) {
       !reader->String(&host, kMaxHostName) || !reader->String(&record->mesh_name, kMaxUnixName) ||
       !ReadAddresses(reader, &record->mesh_addresses) || !reader->String(&blob, kMaxBlob) ||
       !reader->U8(&has_key) || has_key > 1 ||
-      (has_key == 1 && !reader->Raw(record->key.emplace()))) {
+      (has_key == 1 && !reader->Raw(record->key.emplace())) ||
+      !reader->U32(&record->round_trip_us)) {
     return false;
   }
   record->host = Escaped(host);

@@ -43,4 +43,11 @@ std::vector<SocketList::Traffic> SocketList::Read() const {
   return all;
 }
 
+uint32_t RoundTripUs(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  return info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt;  // none seen
+}
+
 }  // namespace inccl

@@ -43,6 +43,9 @@ class SocketList {
   std::vector<Entry> entries_ INCCL_GUARDED_BY(mutex_);
 };
 
+// The least round trip that the kernel has seen on a TCP connection, in microseconds; 0 for others.
+uint32_t RoundTripUs(int fd);
+
 }  // namespace inccl
 
 #endif  // INCCL_BOOTSTRAP_SOCKET_LIST_H_

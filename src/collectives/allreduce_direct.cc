@@ -4,15 +4,17 @@
 namespace inccl {
 
 // One-shot: every rank sends its input to all others and adds up in rank order. It uses one strand,
-// because in place the sum overwrites what has been sent.
+// because in place the sum overwrites what has been sent. Side information does not, so that of
+// later windows is on its way while that of earlier ones is awaited.
 void AllReduceDirectOneShot(PhaseBuilder* phase) {
   for (int channel = 0; channel < phase->channels(); ++channel) {
-    const int strand = phase->AddStrand(channel);
+    const int deal = phase->AddStrand(channel);
+    const int strand = phase->side() ? phase->AddStrand(channel) : deal;
     std::vector<Operand> inputs;
     for (int q = 0; q < phase->nranks(); ++q) {
       const int lane = phase->AddLane(channel, kResultPlane, q, phase->AllBut(q));
       if (q == phase->rank()) {
-        phase->AddStep(strand, 0, {phase->Input()}, {phase->Sum(lane, 1)});
+        phase->AddStep(deal, 0, {phase->Input()}, {phase->Sum(lane, 1)});
         inputs.push_back(phase->Input());
       } else {
         inputs.push_back(phase->Sum(lane, 1));

@@ -13,8 +13,7 @@ LaneSpec SpecOf(const ScheduleLane& lane, const SlotOptions& slots) {
           .channel = lane.channel,
           .producer = lane.producer,
           .consumers = lane.consumers,
-          .slot_bytes = side ? slots.side_bytes : slots.data_bytes,
-          .depth = side ? slots.side_depth : slots.data_depth};
+          .slot_bytes = side ? slots.side_bytes : slots.data_bytes};
 }
 
 class Binder {
@@ -37,6 +36,7 @@ class Binder {
   Status AppendSend(LaneSpec spec, const Format& format, std::vector<BoundOperand>* out) {
     for (std::vector<int>& consumers : Split(spec)) {
       spec.consumers = std::move(consumers);
+      spec.depth = lanes_->DepthOf(spec, slots_);
       Result<SendLane*> lane = lanes_->Send(spec);
       if (!lane.ok()) return lane.status();
       out->push_back({.space = Space::kLane,
@@ -56,6 +56,7 @@ class Binder {
       spec.consumers = std::move(consumers);
       break;
     }
+    spec.depth = lanes_->DepthOf(spec, slots_);
     Result<RecvLane*> lane = lanes_->Recv(spec);
     if (!lane.ok()) return lane.status();
     out->push_back({.space = Space::kLane, .format = format, .recv = *lane, .peer = spec.producer});
@@ -72,6 +73,14 @@ class Binder {
 };
 
 }  // namespace
+
+uint16_t LaneTable::DepthOf(const LaneSpec& spec, const SlotOptions& slots) const {
+  const bool side = spec.lane_class == LaneClass::kSide;
+  if (hosts_ != nullptr && !hosts_->SameHost(spec.producer, spec.consumers.front())) {
+    return side ? slots.network_side_depth : slots.network_data_depth;
+  }
+  return side ? slots.side_depth : slots.data_depth;
+}
 
 Result<SendLane*> LaneTable::Send(const LaneSpec& spec) {
   std::unique_ptr<SendLane>& lane = send_[spec.Key()];
@@ -103,6 +112,9 @@ Result<std::unique_ptr<Program>> Bind(Schedule schedule, const SlotOptions& slot
     bound.phase = schedule.phases[strand.phase];
     bound.channel = strand.channel;
     bound.waits = strand.waits;
+    for (Dependency& wait : bound.waits) {
+      if (wait.lag != 0) wait.lag = slots.side_windows;
+    }
     for (const Step& step : strand.steps) {
       const auto first = static_cast<uint32_t>(bound.operands.size());
       const std::span<const Operand> operands(schedule.operands.data() + step.first_operand,

@@ -11,29 +11,40 @@
 
 #include "base/status.h"
 #include "collectives/schedule.h"
+#include "topology/host_map.h"
 #include "transport/transport.h"
 
 namespace inccl {
-
-// The lanes of one rank of a communicator, by key.
-class LaneTable {
- public:
-  explicit LaneTable(Transport* transport) : transport_(transport) {}
-  Result<SendLane*> Send(const LaneSpec& spec);
-  Result<RecvLane*> Recv(const LaneSpec& spec);
-  Transport* transport() const { return transport_; }
-
- private:
-  Transport* transport_;
-  std::unordered_map<uint64_t, std::unique_ptr<SendLane>> send_;
-  std::unordered_map<uint64_t, std::unique_ptr<RecvLane>> recv_;
-};
 
 struct SlotOptions {
   uint32_t data_bytes = 0;
   uint32_t side_bytes = 0;
   uint16_t data_depth = 4;
   uint16_t side_depth = 2;
+  // Of lanes between hosts: enough for what their links hold.
+  uint16_t network_data_depth = 4;
+  uint16_t network_side_depth = 2;
+  // How many windows side information may run ahead of the data.
+  uint16_t side_windows = kSideWindows;
+};
+
+// The lanes of one rank of a communicator, by key.
+class LaneTable {
+ public:
+  // `hosts`: of the communicator's ranks; nullptr: one host. Both outlive the table.
+  explicit LaneTable(Transport* transport, const HostMap* hosts = nullptr)
+      : transport_(transport), hosts_(hosts) {}
+  Result<SendLane*> Send(const LaneSpec& spec);
+  Result<RecvLane*> Recv(const LaneSpec& spec);
+  // The slots of a lane whose consumers are on one host.
+  uint16_t DepthOf(const LaneSpec& spec, const SlotOptions& slots) const;
+  Transport* transport() const { return transport_; }
+
+ private:
+  Transport* transport_;
+  const HostMap* hosts_;
+  std::unordered_map<uint64_t, std::unique_ptr<SendLane>> send_;
+  std::unordered_map<uint64_t, std::unique_ptr<RecvLane>> recv_;
 };
 
 struct BoundOperand {

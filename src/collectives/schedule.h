@@ -72,7 +72,8 @@ struct Strand {
 // The lanes of side phase p are on the planes from p * kSidePlanes; one that is alone may use all.
 inline constexpr int kLanePlanes = 4;
 inline constexpr int kSidePlanes = 2;
-// Side information of window r overwrites that of window r - kSideWindows in the codec's state.
+// Side information runs at most this many windows ahead of the data, and more over long links
+// (SlotOptions::side_windows). The codec's state keeps that of all windows of a call.
 inline constexpr int kSideWindows = 2;
 inline constexpr int kMostSidePhases = kLanePlanes / kSidePlanes;
 inline constexpr int kMaxChannels = 256 / kLanePlanes;

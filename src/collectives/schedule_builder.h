@@ -34,6 +34,7 @@ class PhaseBuilder {
   int group() const { return schedule_->group; }
   const HostMap* hosts() const { return hosts_; }
   int channels() const { return phase().channels; }
+  bool side() const { return phase().lane_class == LaneClass::kSide; }
   int Shifted(int offset) const;                // (rank + offset) mod nranks; offset of any sign
   std::vector<int> AllBut(int producer) const;  // the other ranks, ascending
 

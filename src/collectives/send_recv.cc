@@ -50,12 +50,12 @@ Status SendRecvRequest::Start(const std::vector<Call>& calls, const Copies& copi
   for (const Call& call : calls) {
     if (call.peer == rank_) continue;
     Direction& direction = At(IsSend(call), call.peer);
-    const LaneSpec spec{.lane_class = LaneClass::kSendRecv,
+    LaneSpec spec{.lane_class = LaneClass::kSendRecv,
                         .channel = 0,
                         .producer = IsSend(call) ? rank_ : call.peer,
                         .consumers = {IsSend(call) ? call.peer : rank_},
-                        .slot_bytes = slots_.data_bytes,
-                        .depth = slots_.data_depth};
+                        .slot_bytes = slots_.data_bytes};
+    spec.depth = lanes->DepthOf(spec, slots_);
     if (IsSend(call) && direction.send == nullptr) {
       Result<SendLane*> lane = lanes->Send(spec);
       if (!lane.ok()) return lane.status();

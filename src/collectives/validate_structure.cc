@@ -217,8 +217,8 @@ class StructureCheck {
         fmt::format("{} {} stands twice in it", kSpaces[*twice >> 16], *twice & 0xffff));
   }
 
-  // Data waits for the side information of its window and segments, which overwrites that of
-  // kSideWindows windows before. A second side phase waits for all of the first.
+  // Data waits for the side information of its window and segments, which runs at most kSideWindows
+  // ahead. A second side phase waits for all of the first.
   Status Coupling() const {
     if (schedule_.phases.size() == 1) return Status::Ok();
     const size_t last = schedule_.phases.size() - 1;

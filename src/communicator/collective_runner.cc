@@ -43,11 +43,12 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       slots_{.bytes = options_.slot_bytes_max,
              .slice_bytes = options_.slice_bytes,
              .channels = options_.channels,
-             .shared_slots = transport_->caps().shared_slots},
+             .shared_slots = transport_->caps().shared_slots,
+             .under_way = options_.under_way},
       team_(options_.threads, ends.helpers_spin),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
-      lanes_(transport_),
+      lanes_(transport_, hosts_),
       plans_({.slots = slots_, .hosts = hosts_}, &lanes_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
@@ -60,7 +61,8 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
 
 Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
   if (send_recv_ == nullptr) {
-    send_recv_ = std::make_unique<SendRecvRequest>(rank_, nranks_, SlotsFor(options_.slice_bytes));
+    send_recv_ = std::make_unique<SendRecvRequest>(
+        rank_, nranks_, SlotsFor(options_.slice_bytes, options_.under_way));
   }
   uint64_t sent = 0;
   bool receives = false, in_place = true;  // all sends are read in place

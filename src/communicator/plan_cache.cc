@@ -45,18 +45,21 @@ Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec, co
   const uint32_t slice_bytes =
       SliceBytesFor(call.collective, choice.algorithm, call.nranks, options_.hosts, options_.slots);
   if (slice_bytes == 0) return InternalError("the slots of the chosen algorithm do not fit");
-  Result<const Program*> program = FindProgram(call, codec, choice, slice_bytes);
+  const SlotOptions slots = SlotsOf(call.collective, choice.algorithm, call.nranks, options_.hosts,
+                                    options_.slots, slice_bytes);
+  Result<const Program*> program = FindProgram(call, codec, choice, slots);
   if (!program.ok()) return program.status();
   return Plan{.args = call,
               .codec = call.codec,
               .below_min_bytes = below_min_bytes,
               .choice = choice,
-              .chunking = CutCall(call, codec, options_.slots.channels, slice_bytes),
+              .chunking = CutCall(call, codec, options_.slots.channels, slice_bytes,
+                                  LongLinksFor(slots, options_.hosts, options_.slots.under_way)),
               .program = *program};
 }
 
 Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& codec,
-                                              const Choice& choice, uint32_t slice_bytes) {
+                                              const Choice& choice, const SlotOptions& slots) {
   const size_t side_phases = codec.side_phases().size();
   const bool side_one_shot = side_phases > 0 && choice.side_one_shot;
   const int group = codec.route().group;
@@ -70,8 +73,7 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
                                               side_phases, side_one_shot, group, options_.hosts});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     if (!options_.members.empty()) Rename(options_.members, &*schedule);
-    Result<std::unique_ptr<Program>> bound =
-        Bind(*std::move(schedule), SlotsFor(slice_bytes), lanes_);
+    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

@@ -58,7 +58,7 @@ class PlanCache {
   static constexpr int kPlaceBits = 4;
   static size_t PlaceOf(const CollectiveArgs& args, const Codec* codec);
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice,
-                                     uint32_t slice_bytes);
+                                     const SlotOptions& slots);
 
   const Options options_;
   LaneTable* const lanes_;

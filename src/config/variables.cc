@@ -211,8 +211,8 @@ const Variable kVariables[] = {
       "auth, encrypt, none", "auth", "name"},
      [](Text v, Environment* e) { return ParseNetSecurity(v, &e->net_security); }},
     {{"INCCL_SOCKETS_PER_PEER", "TCP connections that carry data between two ranks; equal on all",
-      "1 to 4", "1", "integer"},
-     [](Text v, Environment* e) { return ParseInteger(v, 1, 4, &e->sockets_per_peer); }},
+      "1 to 32", "1; more over long links", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, 32, &e->sockets_per_peer); }},
     {{"INCCL_COMM_ID",
       "where rank 0 listens for the ranks of a launcher's job on several hosts; equal on all "
       "ranks, "

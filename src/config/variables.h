@@ -52,7 +52,7 @@ struct Environment {
   std::string simd;                               // INCCL_SIMD
   std::string codec;                              // INCCL_CODEC
   NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY
-  int sockets_per_peer = 1;                       // INCCL_SOCKETS_PER_PEER
+  int sockets_per_peer = 0;                       // INCCL_SOCKETS_PER_PEER; 0: as links require
   std::string comm_id;                            // INCCL_COMM_ID: host:port
   std::string secret_file;                        // INCCL_SECRET_FILE
   std::string socket_ifname;                      // INCCL_SOCKET_IFNAME

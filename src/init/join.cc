@@ -36,6 +36,21 @@ void Publish(Communicator* communicator, const InitOptions& options) {
       communicator->rank_name(), status.message());
 }
 
+// The constants of the links between hosts, equal on all ranks. The longest round trip is the
+// longest to the process where the ranks met: half of it at least, where that one is in the middle.
+void SetLinks(const Mesh& mesh, const HostMap& hosts, uint32_t mbps, CommOptions* comm) {
+  uint32_t round_trip_us = 0;
+  if (hosts.hosts() > 1) {
+    for (const Peer& peer : mesh.peers) {
+      round_trip_us = std::max(round_trip_us, peer.info.round_trip_us);
+    }
+  }
+  comm->tuner_table.SetLink(mbps, round_trip_us);
+  comm->under_way = hosts.hosts() > 1 ? BytesUnderWay(comm->tuner_table.costs()) /
+                                            static_cast<uint64_t>(hosts.SmallestHost())
+                                      : 0;
+}
+
 Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
                                            const JoinFunction& join,
                                            const std::atomic<bool>* cancelled) {
@@ -58,15 +73,19 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   transport.Advertise(&join_options);
   FAULT_POINT("shm.after_create");
   HostMap hosts;
+  CommOptions comm = options.comm;
   Result<std::unique_ptr<Transport>> end = InternalError("no transport");
   join_options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
     std::vector<uint64_t> identities;
     for (const Peer& peer : mesh->peers) identities.push_back(peer.info.host_id);
     hosts = HostMap(identities);
+    if (Status offers = transport.TakeOffers(*mesh); !offers.ok()) return offers;
+    SetLinks(*mesh, hosts, transport.slowest_link_mbps(), &comm);
     end = transport.Choose({.mesh = mesh,
                             .rendezvous = rendezvous,
                             .limits = {.deadline = join_options.deadline,
                                        .timeout_ms = options.init_timeout_ms,
+                                       .under_way = comm.under_way,
                                        .check = [rendezvous] { return rendezvous->Check(); }}},
                            hosts);
     return end.status();
@@ -92,9 +111,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   ends.sockets = mesh->sockets;
   FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(end), options.link);
-  CommOptions comm = options.comm;
   if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
-  comm.tuner_table.SetLink(transport.slowest_link_mbps());
   if (hosts.hosts() > 1) comm.circle_stall = CircleStallOverNetworks(options.control.dead_after);
   // All ranks have agreed on the arguments of this check, so it fails on all of them or on none.
   if (Status fits = CheckSlotMemory(comm, ends.hosts, ends.transport->caps()); !fits.ok()) {

@@ -64,17 +64,18 @@ Status TransportSelection::Error(const Status& status) const {
   return {status.code(), fmt::format("rank {}/{}: init: {}", rank_, nranks_, status.message())};
 }
 
-Result<TransportSelection::Offers> TransportSelection::FirstOffers(const Mesh& mesh) const {
-  Offers offers;
+Status TransportSelection::TakeOffers(const Mesh& mesh) {
   for (const Peer& peer : mesh.peers) {
     Result<TransportOffer> offer = TransportOffer::Decode(peer.info.blob);
     if (!offer.ok() || offer->transport != names_.front()) {
       return Error(InternalError(fmt::format("peer rank {} sent no offer of the transport {}",
                                              peer.info.rank, names_.front())));
     }
-    offers.push_back(*std::move(offer));
+    device_slices_ = device_slices_ && offer->device_slices;
+    link_mbps_ = std::min(link_mbps_, offer->link_mbps);
+    first_offers_.push_back(*std::move(offer));
   }
-  return offers;
+  return Status::Ok();
 }
 
 Result<TransportSelection::Offers> TransportSelection::Exchange(const Joining& joining,
@@ -139,8 +140,9 @@ Status TransportSelection::Attach(const Attempt& attempt, const Joining& joining
   return attempt.factory->Connect(*joining.mesh, joining.limits);
 }
 
-Status TransportSelection::Try(const std::string& name, Offers offers, const Joining& joining,
+Status TransportSelection::Try(const std::string& name, const Joining& joining,
                                const Places& places) {
+  Offers offers = std::move(first_offers_);  // of a further one, they are exchanged below
   const auto number = static_cast<int>(attempts_.size());
   Attempt& attempt = attempts_.emplace_back();
   attempt.row = &RowOf(name);
@@ -339,14 +341,9 @@ Result<std::unique_ptr<Transport>> TransportSelection::Choose(const Joining& joi
   for (const Peer& peer : mesh->peers) identities.push_back(peer.info.machine_id);
   const HostMap machines(identities);
   const Places places{.hosts = hosts, .machines = machines, .environment = environment_};
-  Result<Offers> offers = FirstOffers(*mesh);
-  if (!offers.ok()) return offers.status();
-  device_slices_ = std::all_of(offers->begin(), offers->end(),
-                               [](const TransportOffer& offer) { return offer.device_slices; });
-  for (const TransportOffer& offer : *offers) link_mbps_ = std::min(link_mbps_, offer.link_mbps);
   for (const std::string& name : names_) {
     if (!attempts_.empty() && CheckComplete(places).ok()) break;
-    Status status = Try(name, *offers, joining, places);
+    Status status = Try(name, joining, places);
     if (!status.ok()) return status;
   }
   for (Peer& peer : mesh->peers) peer.fds.clear();

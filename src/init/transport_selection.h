@@ -44,13 +44,15 @@ class TransportSelection {
 
   // Makes the first transport and puts its offer into `options`.
   void Advertise(JoinOptions* options);
+  // Reads the offers that came with the join. Then Choose.
+  Status TakeOffers(const Mesh& mesh);
   // Attaches to each peer over the first transport that the two ranks can use. Exchanges the offers
   // of a further transport only if a pair of ranks still needs one. Returns a composite transport
   // if the pairs use several. The text of an error begins with "rank r/n: init:".
   Result<std::unique_ptr<Transport>> Choose(const Joining& joining, const HostMap& hosts);
-  // After Choose: whether every rank's offer has device_slices.
+  // After TakeOffers: whether every rank's offer has device_slices.
   bool all_device_slices() const { return device_slices_; }
-  // After Choose: the least TransportOffer::link_mbps; 0 if a rank does not know its own.
+  // After TakeOffers: the least TransportOffer::link_mbps; 0 if a rank does not know its own.
   uint32_t slowest_link_mbps() const { return link_mbps_; }
 
  private:
@@ -66,12 +68,9 @@ class TransportSelection {
 
   // Makes the factory of a transport into *made; the offer has the error.
   TransportOffer Make(const std::string& name, std::unique_ptr<TransportFactory>* made) const;
-  // The offers that came with the join.
-  Result<Offers> FirstOffers(const Mesh& mesh) const;
   Result<Offers> Exchange(const Joining& joining, const TransportOffer& mine) const;
-  // Tries the next transport: assigns it to the pairs that have none and can use it. `offers` are
-  // those of the first one.
-  Status Try(const std::string& name, Offers offers, const Joining& joining, const Places& places);
+  // Tries the next transport: assigns it to the pairs that have none and can use it.
+  Status Try(const std::string& name, const Joining& joining, const Places& places);
   // This rank's offer of a further transport; an empty one if this rank does not need it.
   TransportOffer OfferOf(const std::string& name, bool needed,
                          std::unique_ptr<TransportFactory>* made);
@@ -104,6 +103,7 @@ class TransportSelection {
   std::vector<std::string> names_;  // in order of preference
   std::vector<Attempt> attempts_;   // by names_, those that have been tried
   PairTable table_;                 // numbers of attempts_
+  Offers first_offers_;             // of the first transport
   // The first transport, and shm if it is a later one, because only the join passes descriptors.
   std::unique_ptr<TransportFactory> first_, later_shm_;
   TransportOffer later_offer_;

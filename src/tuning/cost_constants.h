@@ -4,6 +4,7 @@
 #ifndef INCCL_TUNING_COST_CONSTANTS_H_
 #define INCCL_TUNING_COST_CONSTANTS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 namespace inccl {
@@ -23,6 +24,15 @@ struct CostConstants {
 
   bool operator==(const CostConstants&) const = default;
 };
+
+// A link between hosts is long if a message takes longer than on any network of one site.
+inline constexpr uint32_t kLongRoundTripUs = 1000;
+// The bytes that a long link holds, round trip times rate; 0: the links are short.
+inline uint64_t BytesUnderWay(const CostConstants& costs) {
+  constexpr uint64_t kNsPerUs = 1000, kPsPerNs = 1000;
+  if (2 * costs.network_latency_ns < kLongRoundTripUs * kNsPerUs) return 0;
+  return 2 * costs.network_latency_ns * kPsPerNs / std::max<uint64_t>(1, costs.network_byte_ps);
+}
 
 struct CostField {
   const char* name;

@@ -43,6 +43,9 @@ uint64_t PhaseNs(const CostShape& shape, const PhaseWidth& width, const CostCons
       shape.link_elements + shape.waiting_hops * std::min(shape.hop_elements, width.pipelined);
   uint64_t ns = shape.network_hops * c.network_latency_ns + shape.shm_hops * c.shm_latency_ns +
                 further * c.network_message_ns;
+  if (BytesUnderWay(c) > 0 && shape.serial_elements > width.pipelined) {
+    ns += (shape.serial_elements - 1) / width.pipelined * shape.network_hops * c.network_latency_ns;
+  }
   ns += Nanoseconds(Bytes(link, units), c.network_byte_ps);
   ns += Nanoseconds(Bytes(shape.shm_elements, units), c.shm_byte_ps);
   if (width.coded) {
@@ -82,7 +85,7 @@ uint64_t SideNs(const TunerCall& call, uint64_t count, const SideWay& way,
   const bool of_segments = call.collective == Collective::kReduceScatter;
   const uint64_t elements = of_segments ? count * static_cast<uint64_t>(call.nranks) : count;
   CostShape shape = ShapeOf(way.collective, way.algorithm, call.root, elements, *call.hosts);
-  shape.widening = 0;
+  shape.widening = shape.serial_elements = 0;
   const PhaseWidth width{.units = call.wire.side, .pipelined = kWindow, .element_bytes = 0};
   return call.wire.side_phases * PhaseNs(shape, width, constants);
 }
@@ -104,10 +107,13 @@ CostEstimate EstimateCost(const TunerCall& call, Algorithm algorithm,
   const uint64_t count = std::min<uint64_t>(call.count, kMostElements);
   const uint64_t element = SizeOf(call.type);
   const bool coded = call.compressed && call.wire.data != 0;
-  const PhaseWidth width{.units = coded ? call.wire.data : element * kUnitsPerByte,
-                         .coded = call.compressed,
-                         .pipelined = uint64_t{kSlicesPerStep} * call.slots.slice_bytes / element,
-                         .element_bytes = element};
+  const LongLinks links = LongLinksFor(SlotsFor(call.slots.slice_bytes, call.slots.under_way),
+                                       call.hosts, call.slots.under_way);
+  const PhaseWidth width{
+      .units = coded ? call.wire.data : element * kUnitsPerByte,
+      .coded = call.compressed,
+      .pipelined = uint64_t{links.slices_per_step} * call.slots.slice_bytes / element,
+      .element_bytes = element};
   const CostShape shape = ShapeOf(call.collective, algorithm, call.root, count, *call.hosts);
   CostEstimate estimate{.ns = PhaseNs(shape, width, constants)};
   if (!call.compressed || call.wire.side_phases == 0) return estimate;

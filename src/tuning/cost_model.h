@@ -25,6 +25,9 @@ struct CostShape {
   uint64_t link_elements = 0;
   // Hops during which this link waits for others, and the elements that pass a link in one hop.
   uint64_t waiting_hops = 0, hop_elements = 0;
+  // Of a chunk whose slices a strand takes through all hops group by group. 0: no strand waits for
+  // what it has sent, so slices follow each other.
+  uint64_t serial_elements = 0;
   // Received by one rank from ranks of its host.
   uint64_t shm_elements = 0;
   // Contributions that one rank adds.

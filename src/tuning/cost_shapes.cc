@@ -80,6 +80,7 @@ class Shaper {
 
   void AllReduceOneShot() {
     shape_.network_hops = 1;
+    shape_.serial_elements = count_;
     shape_.network_messages = 2 * (n_ - smallest_);
     for (int host = 0; host < map_.hosts(); ++host) {
       AtLeast(&shape_.link_elements, Size(host) * (n_ - Size(host)) * count_);
@@ -120,7 +121,7 @@ class Shaper {
     const uint64_t messages = rounds * std::min(parts, n_ - 1);
     shape_.network_messages = messages * (smallest_ == 1 ? 2 : 1);
     shape_.link_elements = messages * part_elements;
-    shape_.hop_elements = part_elements;
+    shape_.hop_elements = shape_.serial_elements = part_elements;
     if (largest_ > 1) shape_.shm_elements = messages * part_elements;
   }
 
@@ -238,6 +239,7 @@ class Shaper {
       AtLeast(&longest.all, chain.all);
     }
     shape_.network_hops = longest.crossed;
+    shape_.serial_elements = count_;
     shape_.shm_hops = longest.all - longest.crossed;
     Take(traffic, count_);
     shape_.added_elements = longest.all * count_;

@@ -9,15 +9,23 @@ namespace {
 constexpr uint16_t kSideDepth = 2;
 constexpr uint32_t kSideSlotBytes = kWindow / kBlock;  // one scale code for every block of a window
 
+// Over long links.
+constexpr uint32_t kLeastFilled = 4;  // slices fill a fourth of a slot or more
+constexpr uint64_t kMostDepth = 1024;
+constexpr uint32_t kMostSlicesPerStep = 16;
+constexpr uint64_t kLeastWindowBytes = kWindow / 4;  // two bits for each element
+constexpr uint64_t kMostSideWindows = 64;
+
 uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / grain * grain; }
 
 }  // namespace
 
-Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
-                 uint32_t slice_bytes) {
+Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels, uint32_t slice_bytes,
+                 const LongLinks& links) {
   ChunkingOptions options{call};
-  options.group = kSlicesPerStep;
-  uint64_t slice = slice_bytes / SizeOf(call.type) / kSuperblock * kSuperblock;
+  options.group = links.slices_per_step;
+  const uint64_t element_bytes = links.full_slices ? 1 : SizeOf(call.type);
+  uint64_t slice = slice_bytes / element_bytes / kSuperblock * kSuperblock;
   // A codec may need more bytes per element than the caller's type.
   while (slice > kSuperblock &&
          codec.MaxBytes(call.type, call.nranks, static_cast<uint32_t>(slice)) > slice_bytes) {
@@ -39,12 +47,35 @@ Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
   return Chunking(options);
 }
 
-SlotOptions SlotsFor(uint32_t slice_bytes) {
+SlotOptions SlotsFor(uint32_t slice_bytes, uint64_t under_way) {
   // A slice has at least one superblock, also of wide types.
-  return {.data_bytes = std::max<uint32_t>(slice_bytes, kSuperblock * 8),
-          .side_bytes = kSideSlotBytes,
-          .data_depth = kDataDepth,
-          .side_depth = kSideDepth};
+  SlotOptions slots{.data_bytes = std::max<uint32_t>(slice_bytes, kSuperblock * 8),
+                    .side_bytes = kSideSlotBytes,
+                    .data_depth = kDataDepth,
+                    .side_depth = kSideDepth,
+                    .network_data_depth = kDataDepth,
+                    .network_side_depth = kSideDepth,
+                    .side_windows = kSideWindows};
+  if (under_way == 0) return slots;
+  // Half as much again as the links hold, in slices that the codec has made to a quarter of a slot.
+  const uint64_t wanted = under_way + under_way / 2;
+  const auto within = [](uint64_t value, uint64_t most) {
+    return static_cast<uint16_t>(std::min(value, most));
+  };
+  slots.network_data_depth = within(kDataDepth + wanted / (slice_bytes / kLeastFilled), kMostDepth);
+  slots.side_windows = within(kSideWindows + wanted / kLeastWindowBytes, kMostSideWindows);
+  slots.network_side_depth = slots.side_windows;
+  return slots;
+}
+
+LongLinks LongLinksFor(const SlotOptions& slots, const HostMap* hosts, uint64_t under_way) {
+  if (under_way == 0 || hosts == nullptr) return {};
+  LongLinks links{.full_slices = true};
+  if (hosts->LargestHost() == 1) {
+    links.slices_per_step =
+        std::clamp<uint32_t>(slots.network_data_depth / 2, kSlicesPerStep, kMostSlicesPerStep);
+  }
+  return links;
 }
 
 }  // namespace inccl

@@ -23,10 +23,21 @@ inline constexpr uint32_t kSlicesPerStep = kDataDepth / 2;
 // (RequestArgs::turns).
 inline constexpr uint64_t kLeastTurns = uint64_t{4} << 20;
 
-Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
-                 uint32_t slice_bytes);
+// How a call uses long links.
+struct LongLinks {
+  // A slice has as many elements as fit a slot, so that slots hold what the links do. Otherwise no
+  // more than the slot holds uncompressed, which stay in the caches.
+  bool full_slices = false;
+  uint32_t slices_per_step = kSlicesPerStep;
+};
 
-SlotOptions SlotsFor(uint32_t slice_bytes);
+// `under_way`: the bytes that a rank's links to other hosts hold; 0: they are short.
+SlotOptions SlotsFor(uint32_t slice_bytes, uint64_t under_way = 0);
+// More slices per step where all lanes have the slots for them: each rank has a host for itself.
+LongLinks LongLinksFor(const SlotOptions& slots, const HostMap* hosts, uint64_t under_way);
+
+Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels, uint32_t slice_bytes,
+                 const LongLinks& links = {});
 
 }  // namespace inccl
 

@@ -9,6 +9,7 @@
 
 #include "base/types.h"
 #include "collectives/algorithms.h"
+#include "collectives/program.h"
 #include "topology/host_map.h"
 
 namespace inccl {
@@ -20,6 +21,7 @@ struct SlotBudget {
   // Consumers read the producer's slots, so a lane's slots exist once. Otherwise both ends of a
   // lane have slots, and a lane of several consumers is several lanes.
   bool shared_slots = false;
+  uint64_t under_way = 0;  // bytes that a rank's links to other hosts hold; 0: they are short
 };
 
 // An upper bound of the data slots of the rank that has the most of them. `hosts`: nullptr for one
@@ -31,6 +33,11 @@ uint64_t SlotBytes(Collective collective, Algorithm algorithm, int nranks, const
 // ... of it. If not even LeastSliceBytes fits, returns 0.
 uint32_t SliceBytesFor(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
                        const SlotBudget& budget);
+
+// The slots of lanes with slices of that size: those of long links as many as they hold, within the
+// budget.
+SlotOptions SlotsOf(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
+                    const SlotBudget& budget, uint32_t slice_bytes);
 
 // Below this, slices cost more time than another algorithm. It is less for collectives that have
 // only one algorithm.

@@ -161,7 +161,8 @@ Result<TunerTable> TunerTable::Parse(std::string_view text, const std::string& f
     }
     table.rows_.push_back(*row);
   }
-  table.link_given_ = costs_given.contains("network_byte_ps");
+  table.rate_given_ = costs_given.contains("network_byte_ps");
+  table.latency_given_ = costs_given.contains("network_latency_ns");
   std::stable_sort(table.rows_.begin(), table.rows_.end(),
                    [](const TunerRow& a, const TunerRow& b) { return GroupOf(a) < GroupOf(b); });
   return table;
@@ -191,10 +192,14 @@ std::optional<Algorithm> TunerTable::Find(Collective collective, int nranks, boo
   return found;
 }
 
-void TunerTable::SetLink(uint32_t mbps) {
-  if (mbps == 0 || link_given_) return;
-  // 17/16: headers of TCP, IP and Ethernet, rounded up.
-  costs_.network_byte_ps = std::clamp<uint64_t>(8'500'000 / mbps, 1, kMostCostPs);
+void TunerTable::SetLink(uint32_t mbps, uint32_t round_trip_us) {
+  if (mbps != 0 && !rate_given_) {
+    // 17/16: headers of TCP, IP and Ethernet, rounded up.
+    costs_.network_byte_ps = std::clamp<uint64_t>(8'500'000 / mbps, 1, kMostCostPs);
+  }
+  if (round_trip_us >= kLongRoundTripUs && !latency_given_) {
+    costs_.network_latency_ns = std::min<uint64_t>(uint64_t{500} * round_trip_us, kMostCostNs);
+  }
 }
 
 uint64_t TunerTable::Digest() const {

@@ -60,16 +60,18 @@ class TunerTable {
   bool empty() const { return rows_.empty() && costs_ == CostConstants(); }
   const std::vector<TunerRow>& rows() const { return rows_; }
   const CostConstants& costs() const { return costs_; }
-  // Sets network_byte_ps to the time that TCP takes for a byte on an Ethernet of this rate, unless
-  // the file has set it. 0: the rate is not known, and nothing changes.
-  void SetLink(uint32_t mbps);
+  // Sets network_byte_ps to the time that TCP takes for a byte on an Ethernet of this rate, and
+  // network_latency_ns to half a long round trip, unless the file has set them. 0: the rate is not
+  // known. Round trips below kLongRoundTripUs change nothing.
+  void SetLink(uint32_t mbps, uint32_t round_trip_us);
   // Equal tables have equal digests, an empty one 0. Ranks compare it.
   uint64_t Digest() const;
 
  private:
   std::vector<TunerRow> rows_;  // sorted by collective, kind, ranks, bytes
   CostConstants costs_;
-  bool link_given_ = false;  // network_byte_ps is that of the file
+  // network_byte_ps and network_latency_ns are those of the file.
+  bool rate_given_ = false, latency_given_ = false;
 };
 
 }  // namespace inccl

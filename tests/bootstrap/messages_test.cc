@@ -180,7 +180,8 @@ Registration Sample(uint32_t rank, uint32_t nranks = 4) {
               .host = "node",
               .mesh_name = "inccl-mesh-0123",
               .mesh_addresses = std::vector<UniqueIdAddress>(rank % 3, {.port = 4711}),
-              .blob = std::vector<std::byte>(rank * 10, std::byte{9})};
+              .blob = std::vector<std::byte>(rank * 10, std::byte{9}),
+              .round_trip_us = 20'000 + rank};
   r.nranks = nranks;
   r.timeout_ms = 3000;
   r.remaining = 3 * kSecond;
@@ -198,6 +199,7 @@ void ExpectEqual(const RankRecord& a, const RankRecord& b) {
   EXPECT_EQ(a.mesh_name, b.mesh_name);
   EXPECT_EQ(a.mesh_addresses, b.mesh_addresses);
   EXPECT_EQ(a.blob, b.blob);
+  EXPECT_EQ(a.round_trip_us, b.round_trip_us);
 }
 
 TEST(MessagesTest, ReadBackWhatWasWritten) {

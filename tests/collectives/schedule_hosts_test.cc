@@ -285,6 +285,28 @@ TEST(SchedulesOnHosts, RefuseHostsOfOtherRanks) {
             "Validate: the hosts are those of 3 ranks, not of 4");
 }
 
+TEST(SchedulesOnHosts, LanesBetweenHostsHaveTheirOwnDepth) {
+  const HostMap hosts = Map({1, 2, 1, 2});
+  const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(4);
+  const SlotOptions slots{
+      .data_depth = 4, .side_depth = 2, .network_data_depth = 30, .network_side_depth = 9};
+  const LaneTable on_hosts(ends[2].get(), &hosts), on_one(ends[2].get());
+  struct Lane {
+    LaneClass lane_class;
+    int producer, consumer;
+    uint16_t depth, on_one_host;
+  };
+  for (const Lane& c :
+       {Lane{LaneClass::kData, 2, 0, 4, 4}, Lane{LaneClass::kData, 2, 1, 30, 4},
+        Lane{LaneClass::kData, 3, 2, 30, 4}, Lane{LaneClass::kSide, 0, 2, 2, 2},
+        Lane{LaneClass::kSide, 2, 3, 9, 2}, Lane{LaneClass::kSendRecv, 1, 2, 30, 4}}) {
+    const LaneSpec spec{
+        .lane_class = c.lane_class, .producer = c.producer, .consumers = {c.consumer}};
+    EXPECT_EQ(on_hosts.DepthOf(spec, slots), c.depth) << c.producer << " " << c.consumer;
+    EXPECT_EQ(on_one.DepthOf(spec, slots), c.on_one_host) << c.producer << " " << c.consumer;
+  }
+}
+
 TEST(SchedulesOnHosts, APlanIsMadeForTheHostsOfTheCommunicator) {
   const HostMap hosts = Map({1, 2, 1, 2});
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(4);

@@ -319,5 +319,33 @@ TEST(HbiState, WordsMergeInAnyOrder) {
   EXPECT_EQ(driver.Make(1, all, {HbiDriver::Of(side, &own[3])}, side, bytes), own[3]);
 }
 
+// In a one-shot agreement a rank whose peers are faster may have all of their words before it has
+// sent its own.
+TEST(HbiState, OwnWordsMayBeSentAfterTheAgreement) {
+  Rng rng(TestSeed());
+  const Case c{.n = 2, .count = 2500, .kind = Kind::kSpecial, .options = {}, .spec = "hbi"};
+  const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+  const std::vector<std::byte*> in = Memory(inputs);
+  const Range all{0, 0, static_cast<uint32_t>(c.count)};
+  const Format side{Form::kSide};
+  const size_t bytes = HbiDriver::SideCapacity(all);
+  std::vector<Payload> sums;  // of both orders
+  for (const bool late : {false, true}) {
+    HbiDriver driver = MakeDriver(c);
+    driver.Begin();
+    Payload theirs = driver.Make(1, all, {driver.In(1, all, in)}, side, bytes);
+    Payload own;
+    if (!late) own = driver.Make(0, all, {driver.In(0, all, in)}, side, bytes);
+    std::vector<Term> agreed = {{side, nullptr, 0}};
+    const std::vector<Term> terms = {driver.In(0, all, in), HbiDriver::Of(side, &theirs)};
+    ASSERT_TRUE(driver.state(0).Combine(all, terms, agreed).ok());
+    if (late) own = driver.Make(0, all, {driver.In(0, all, in)}, side, bytes);
+    EXPECT_EQ(own, driver.Make(0, all, {driver.In(0, all, in)}, side, bytes));
+    sums.push_back(driver.Make(0, all, {driver.In(0, all, in)}, HbiDriver::Sum(1),
+                               driver.codec().MaxBytes(DataType::kFloat32, c.n, all.count)));
+  }
+  EXPECT_EQ(sums[0], sums[1]) << "own words have taken the place of the agreed ones";
+}
+
 }  // namespace
 }  // namespace inccl::test

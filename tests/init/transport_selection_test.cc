@@ -98,6 +98,7 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
     transport.Advertise(&options);
     Result<std::unique_ptr<Transport>>& end = chosen[static_cast<size_t>(rank)];
     options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
+      if (Status status = transport.TakeOffers(*mesh); !status.ok()) return status;
       end = transport.Choose(
           {.mesh = mesh,
            .rendezvous = rendezvous,

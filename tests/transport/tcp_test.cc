@@ -4,6 +4,7 @@
 // builds its frames itself.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -60,10 +61,13 @@ class TcpPeer : public ::testing::TestWithParam<Protection> {
     end_ = TcpTransport::Create(0, 2, GetParam()).value();
     std::vector<TcpSocket> sockets;
     sockets.push_back({UniqueFd(ends[0]), KeyOf(1), KeyOf(2)});
+    AddSockets(&sockets);
     ASSERT_TRUE(end_->Attach(1, std::move(sockets)).ok());
     out_.emplace(FrameGuard::Create(GetParam(), KeyOf(2), Aead::Use::kSeal).value());
     in_.emplace(FrameGuard::Create(GetParam(), KeyOf(1), Aead::Use::kOpen).value());
   }
+  // Further connections of rank 0.
+  virtual void AddSockets(std::vector<TcpSocket>* /*sockets*/) {}
 
   // The bytes of a frame of the peer.
   std::vector<std::byte> Frame(FrameHeader header, std::vector<std::byte> payload = {}) {
@@ -539,6 +543,144 @@ TEST_P(TcpPeer, DeliveredIsWhatThePeerHas) {
   EXPECT_TRUE(end_->delivered());
 }
 
+// The same with a second connection, whose frames may overtake those of the first.
+class TcpPeerOfTwo : public TcpPeer {
+ protected:
+  void AddSockets(std::vector<TcpSocket>* sockets) override {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    other_peer_.Reset(ends[1]);
+    sockets->push_back({UniqueFd(ends[0]), KeyOf(3), KeyOf(4)});
+    other_out_.emplace(FrameGuard::Create(GetParam(), KeyOf(4), Aead::Use::kSeal).value());
+    other_in_.emplace(FrameGuard::Create(GetParam(), KeyOf(3), Aead::Use::kOpen).value());
+  }
+  // From here on, Frame, Send and Received are those of the other connection.
+  void Swap() {
+    std::swap(peer_, other_peer_);
+    std::swap(out_, other_out_);
+    std::swap(in_, other_in_);
+  }
+  void SendOnOther(uint64_t seq, std::vector<std::byte> payload) {
+    Swap();
+    Send(SliceFrame(1, seq, std::move(payload)));
+    Swap();
+  }
+
+  UniqueFd other_peer_;
+  std::optional<FrameGuard> other_out_, other_in_;
+};
+
+TEST_P(TcpPeerOfTwo, SlicesOfALaneComeInOrder) {
+  std::unique_ptr<RecvLane> lane = OpenRecv();
+  RecvLane::Incoming incoming;
+  SendOnOther(2, Pattern(64, 2));
+  SendOnOther(3, {});
+  ASSERT_TRUE(Progress().ok());
+  EXPECT_FALSE(lane->TryPeek(&incoming).value()) << "the first slice is not there";
+  Send(SliceFrame(1, 1, Pattern(kSlotBytes, 1)));
+  ASSERT_TRUE(Progress().ok());
+  ExpectSlice(lane.get(), 1, Pattern(kSlotBytes, 1));
+  ASSERT_TRUE(lane->Release().ok());
+  ExpectSlice(lane.get(), 2, Pattern(64, 2));
+  ASSERT_TRUE(lane->Release().ok());
+  ExpectSlice(lane.get(), 3, {});
+  ASSERT_TRUE(lane->Release().ok());
+  EXPECT_FALSE(lane->TryPeek(&incoming).value());
+}
+
+TEST_P(TcpPeerOfTwo, ASliceThatComesTwiceOrWithoutCreditIsRefused) {
+  std::unique_ptr<RecvLane> lane = OpenRecv();
+  SendOnOther(2, Pattern(64, 2));
+  ASSERT_TRUE(Progress().ok());
+  Send(SliceFrame(1, 2, Pattern(64, 2)));
+  ExpectRefused("slice number 2");
+  for (const uint64_t seq : {uint64_t{0}, uint64_t{kDepth + 1}, UINT64_MAX}) {
+    SetUp();
+    lane = OpenRecv();
+    Send(SliceFrame(1, seq, Pattern(64, 2)));
+    ExpectRefused(seq == 0 ? "slice number 0" : "without credit");
+  }
+  SetUp();
+  lane = OpenRecv();
+  Send(SliceFrame(1, 1, Pattern(64, 1)));
+  ASSERT_TRUE(Progress().ok());
+  Send(SliceFrame(1, 1, {}));
+  ExpectRefused("slice number 1");
+}
+
+// A connection that stalls does not hold up what others can carry.
+TEST_P(TcpPeerOfTwo, TheOtherConnectionCarriesWhatOneDoesNotTake) {
+  constexpr uint16_t kManySlots = 200;  // more than the first socket takes
+  LaneSpec spec = SpecOf(0, 1);
+  spec.depth = kManySlots;
+  std::unique_ptr<SendLane> lane = end_->OpenSend(spec).value();
+  Send(Frame(Grant(1, spec)));
+  ASSERT_TRUE(Progress().ok());
+  for (int i = 0; i < kManySlots; ++i) {
+    const Span slot = lane->TryAcquire().value();
+    ASSERT_NE(slot.data, nullptr) << i;
+    const std::vector<std::byte> payload = Pattern(kSlotBytes, i);
+    std::memcpy(slot.data, payload.data(), payload.size());
+    ASSERT_TRUE(lane->Publish({.bytes = kSlotBytes}).ok());
+  }
+  std::vector<bool> seen(kManySlots);
+  size_t by_first = 0, by_other = 0;
+  const auto read = [&](size_t* count) {
+    pollfd ready{peer_.get(), POLLIN, 0};
+    while (poll(&ready, 1, 0) == 1) {
+      std::vector<std::byte> payload;
+      const FrameHeader header = Received(&payload);
+      ASSERT_TRUE(header.seq >= 1 && header.seq <= kManySlots && !seen[header.seq - 1]);
+      seen[header.seq - 1] = true;
+      EXPECT_EQ(payload, Pattern(kSlotBytes, static_cast<int>(header.seq) - 1)) << header.seq;
+      ++*count;
+      ASSERT_TRUE(Progress().ok());
+    }
+  };
+  Swap();
+  read(&by_other);
+  EXPECT_GT(by_other, 0u) << "while nobody reads the first";
+  Swap();
+  read(&by_first);
+  EXPECT_GT(by_first, 0u);
+  EXPECT_EQ(by_first + by_other, kManySlots);
+  EXPECT_FALSE(end_->unsent());
+}
+
+TEST_P(TcpPeerOfTwo, TheLossOfOneIsTheLossOfThePeer) {
+  std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();
+  Send(Frame(Grant(1, lane->spec())));
+  ASSERT_TRUE(Progress().ok());
+  other_peer_.Reset();
+  ASSERT_TRUE(Progress().ok());
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
+  now_ += 2 * kSecond;
+  (void)Progress();
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  EXPECT_EQ(lane->Publish({.bytes = 8}).code(), Code::kRemoteError);
+}
+
+// Memory follows from the slices that are there at a time, not from the depth.
+TEST_P(TcpPeer, ASliceTakesTheFirstFreeSlot) {
+  std::unique_ptr<RecvLane> lane = OpenRecv();
+  RecvLane::Incoming incoming;
+  const std::byte* first = nullptr;
+  for (uint64_t seq = 1; seq <= 3 * kDepth; ++seq) {
+    Send(SliceFrame(1, seq, Pattern(100, static_cast<int>(seq))));
+    ASSERT_TRUE(Progress().ok());
+    ASSERT_TRUE(lane->TryPeek(&incoming).value());
+    if (first == nullptr) first = incoming.payload;
+    EXPECT_EQ(incoming.payload, first);
+    ExpectSlice(lane.get(), seq, Pattern(100, static_cast<int>(seq)));
+    ASSERT_TRUE(lane->Release().ok());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TcpPeerOfTwo,
+                         ::testing::Values(Protection::kNone, Protection::kAuth,
+                                           Protection::kEncrypt),
+                         [](const auto& param) { return std::string(tcp::Name(param.param)); });
 INSTANTIATE_TEST_SUITE_P(All, TcpPeer,
                          ::testing::Values(Protection::kNone, Protection::kAuth,
                                            Protection::kEncrypt),

@@ -35,6 +35,7 @@ struct Counts {
   uint64_t link = 0;      // elements
   uint64_t hops = 0;
   uint64_t shm = 0;
+  uint64_t serial = 0;  // elements of a chunk that a strand awaits after it has sent some of it
 };
 
 Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
@@ -47,15 +48,22 @@ Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
   const std::vector<Schedule> all = test::MakeAll(request);
   const auto h = static_cast<size_t>(hosts.hosts()), n = static_cast<size_t>(hosts.nranks());
   std::vector<uint64_t> messages(n), out(h), in(h), shm(n);
+  uint64_t serial = 0;
   for (const Schedule& schedule : all) {
     const Phase& phase = schedule.phases.back();
     const bool segments = SegmentsOf(which.collective, 2) > 1;
     const uint64_t part = segments ? kDivisible : kDivisible / phase.chunks;
     for (const Strand& strand : schedule.strands) {
+      bool sent = false;
       for (const Step& step : strand.steps) {
+        for (uint32_t i = 0; i < step.inputs && sent; ++i) {
+          const Operand& input = schedule.operands[step.first_operand + i];
+          if (input.space == Space::kLane) serial = part;
+        }
         for (uint32_t i = 0; i < step.outputs; ++i) {
           const Operand& output = schedule.operands[step.first_operand + step.inputs + i];
           if (output.space != Space::kLane) continue;
+          sent = true;
           for (const int to : schedule.lanes[output.index].consumers) {
             if (hosts.SameHost(schedule.rank, to)) {
               shm[static_cast<size_t>(to)] += part;
@@ -75,7 +83,8 @@ Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
   return {
       *std::max_element(messages.begin(), messages.end()),
       std::max(*std::max_element(out.begin(), out.end()), *std::max_element(in.begin(), in.end())),
-      static_cast<uint64_t>(proof->crossing_steps), *std::max_element(shm.begin(), shm.end())};
+      static_cast<uint64_t>(proof->crossing_steps), *std::max_element(shm.begin(), shm.end()),
+      serial};
 }
 
 bool Compared(const test::Case& which, const HostMap& hosts) {
@@ -99,6 +108,10 @@ TEST_P(ShapesOf, AreThoseOfTheSchedulesOnEqualHosts) {
       EXPECT_EQ(shape.link_elements, counts.link);
       EXPECT_EQ(shape.network_messages, counts.messages);
       EXPECT_EQ(shape.network_hops, counts.hops);
+      // With several ranks on a host a strand may also wait for those.
+      if (hosts.LargestHost() == 1) {
+        EXPECT_EQ(shape.serial_elements, counts.serial);
+      }
       // No rank receives more, and hardly less.
       EXPECT_GE(shape.shm_elements, counts.shm);
       EXPECT_LE(shape.shm_elements, 2 * counts.shm);
@@ -278,6 +291,27 @@ TEST(CostModelTest, TheChoiceGoesFromFewMessagesToFewBytes) {
       call.hosts = &hosts;
       const Algorithm small = Choose(call, AlgorithmFilter(), table)->algorithm;
       EXPECT_EQ(ShapeOf(collective, small, 0, 1, hosts).network_hops, least_hops) << letters;
+    }
+  }
+}
+
+// A strand that sends and then waits has only a few slices on a link, whatever it holds.
+TEST(CostModelTest, LongLinksWantSlicesThatFollowEachOther) {
+  for (const char* const letters : {"ab", "abcd"}) {
+    const HostMap hosts = Hosts(letters);
+    TunerTable far;
+    far.SetLink(1000, 20'000);
+    for (const bool compressed : {false, true}) {
+      const auto chosen = [&](uint64_t bytes) {
+        TunerCall call = CallOf(hosts, bytes);
+        call.slots.under_way = BytesUnderWay(far.costs());
+        call.compressed = compressed;
+        if (compressed) call.wire = {.data = 6 * WireBits::kUnit, .side = 2, .side_phases = 1};
+        return ShapeOf(kAllReduce, Choose(call, AlgorithmFilter(), far)->algorithm, 0, kDivisible,
+                       hosts);
+      };
+      EXPECT_EQ(chosen(64 << 20).serial_elements, 0u) << letters;
+      EXPECT_EQ(chosen(64 << 10).network_hops, 1u) << letters;
     }
   }
 }

@@ -107,6 +107,47 @@ TEST(SlotBudgetTest, SlicesShrinkUntilTheSlotsFit) {
   EXPECT_EQ(SliceOf(Collective::kGather, Algorithm::kTwoShot, 4096, 64 * kMiB, false), 2u << 10);
 }
 
+TEST(SlotBudgetTest, SlotsOfLongLinksHoldWhatTheLinksDo) {
+  const HostMap hosts(std::vector<uint64_t>{1, 2});
+  const auto slots = [&](uint64_t under_way, uint64_t budget) {
+    return SlotsOf(Collective::kAllReduce, Algorithm::kTwoShot, 2, &hosts,
+                   {.bytes = budget, .under_way = under_way}, kSlice);
+  };
+  constexpr uint64_t kLink = 2'500'000;  // 1 Gbit/s, 20 ms
+  const SlotOptions near = slots(0, 64 * kMiB), far = slots(kLink, 64 * kMiB);
+  EXPECT_EQ(near.network_data_depth, near.data_depth);
+  EXPECT_EQ(near.network_side_depth, near.side_depth);
+  EXPECT_EQ(near.side_windows, kSideWindows);
+  // In slices that fill a quarter of a slot.
+  EXPECT_GE(uint64_t{far.network_data_depth} * kSlice / 4, kLink * 3 / 2);
+  EXPECT_LE(uint64_t{far.network_data_depth} * kSlice / 4, kLink * 3 / 2 + kSlice);
+  EXPECT_GE(far.side_windows * (kWindow / 4), kLink * 3 / 2);
+  EXPECT_EQ(far.side_windows, far.network_side_depth);
+  EXPECT_EQ(far.data_depth, near.data_depth);
+  // Memory comes first: both ends of two lanes.
+  for (const uint64_t under_way : {kLink, 100 * kLink, uint64_t{1} << 62}) {
+    for (const uint64_t budget : {4 * kMiB, 64 * kMiB}) {
+      const SlotOptions limited = slots(under_way, budget);
+      EXPECT_GE(limited.network_data_depth, limited.data_depth);
+      EXPECT_LE(limited.network_data_depth * 4 * mapped::SlotsBytes(kSlice + 64, 1), budget);
+      EXPECT_LE(limited.side_windows, 64);
+    }
+  }
+}
+
+TEST(SlotBudgetTest, StepsTakeMoreSlicesWhereAllLanesHaveTheSlots) {
+  const HostMap one_each(std::vector<uint64_t>{1, 2, 3}), two_each(std::vector<uint64_t>{1, 1, 2});
+  const SlotOptions slots = SlotsFor(kSlice, 2'500'000);
+  EXPECT_EQ(LongLinksFor(slots, &one_each, 0).slices_per_step, kSlicesPerStep);
+  EXPECT_FALSE(LongLinksFor(slots, &one_each, 0).full_slices);
+  const LongLinks links = LongLinksFor(slots, &one_each, 2'500'000);
+  EXPECT_TRUE(links.full_slices);
+  EXPECT_GT(links.slices_per_step, kSlicesPerStep);
+  EXPECT_LE(links.slices_per_step, slots.network_data_depth);
+  EXPECT_EQ(LongLinksFor(slots, &two_each, 2'500'000).slices_per_step, kSlicesPerStep)
+      << "lanes inside the host have few slots";
+}
+
 // Slots that take all of the budget fit; one byte less is too little.
 TEST(SlotBudgetTest, TheBudgetMayBeUsedUp) {
   for (const bool shared : {false, true}) {

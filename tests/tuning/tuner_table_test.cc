@@ -127,20 +127,37 @@ TEST(TunerTableTest, TheRateOfTheLinkReplacesTheDefault) {
                 {100'000, 85}, {10, 100'000}, {UINT32_MAX, 1}};
   for (const auto& rate : kRates) {
     TunerTable table;
-    table.SetLink(rate.mbps);
+    table.SetLink(rate.mbps, 0);
     EXPECT_EQ(table.costs().network_byte_ps, rate.ps) << rate.mbps;
     EXPECT_EQ(table.costs().shm_byte_ps, CostConstants().shm_byte_ps);
   }
   // The default in a file is a measured value as any other.
   for (const uint64_t given : {uint64_t{850}, uint64_t{8000}}) {
     TunerTable table = Parsed("cost network_byte_ps " + std::to_string(given));
-    table.SetLink(25'000);
+    table.SetLink(25'000, 0);
     EXPECT_EQ(table.costs().network_byte_ps, given);
   }
   TunerTable table = Parsed("cost shm_byte_ps 7");
-  table.SetLink(25'000);
+  table.SetLink(25'000, 0);
   EXPECT_EQ(table.costs().network_byte_ps, 340u);
   EXPECT_EQ(table.costs().shm_byte_ps, 7u);
+}
+
+TEST(TunerTableTest, ALongRoundTripReplacesTheDefault) {
+  TunerTable table;
+  table.SetLink(1000, kLongRoundTripUs - 1);  // as on networks of one site
+  EXPECT_EQ(table.costs().network_latency_ns, CostConstants().network_latency_ns);
+  EXPECT_EQ(BytesUnderWay(table.costs()), 0u);
+  table.SetLink(1000, 20'000);
+  EXPECT_EQ(table.costs().network_latency_ns, 10'000'000u);
+  EXPECT_EQ(BytesUnderWay(table.costs()), 20'000'000'000u / 8500);  // 2.35 MB
+  table.SetLink(UINT32_MAX, UINT32_MAX);
+  EXPECT_EQ(table.costs().network_latency_ns, kMostCostNs);
+  TunerTable given = Parsed("cost network_latency_ns 7000");
+  given.SetLink(1000, 20'000);
+  EXPECT_EQ(given.costs().network_latency_ns, 7000u);
+  // A file can also say that links are long.
+  EXPECT_EQ(BytesUnderWay(Parsed("cost network_latency_ns 500000").costs()), 1'000'000'000u / 850);
 }
 
 TEST(TunerTableTest, ConstantsOfTheCostModelSurviveBeingWrittenAndRead) {

@@ -48,7 +48,7 @@ Status HbiState::Begin(const CollectiveArgs& call) {
   planned_.assign(segments_ * windows_, 0);
   trailer_ = TrailerBytes(planners_->config());
   summary_ = {};
-  kept_ = {};
+  known_.assign(segments_ * windows_, {});
   sources_.reserve(static_cast<size_t>(call.nranks));
   if (planner_->group() != 0) groups_.reserve(static_cast<size_t>(call.nranks));
   return Status::Ok();
@@ -119,22 +119,23 @@ const uint8_t* HbiState::KeptWords(const Range& range, std::span<const Term> inp
   if (inputs.size() == 1) return nullptr;  // these elements are to be sent
   const bool own = std::any_of(inputs.begin(), inputs.end(),
                                [](const Term& input) { return input.format.form == Form::kInput; });
-  const bool kept =
-      range.segment == kept_.segment && range.first == kept_.first && range.count == kept_.count;
-  return own && kept ? WordsAt(range) : nullptr;
+  const WordsOfRange& known = Known(range);
+  return own && known.Are(range) && !known.agreed ? WordsAt(range) : nullptr;
 }
 
 void HbiState::KeepWords(const Range& range, std::span<const Term> inputs,
                          std::span<const Term> outputs) {
-  if (inputs.size() != 1 || inputs[0].format.form != Form::kInput) {
-    if (range.segment == kept_.segment && range.first == kept_.first) kept_ = {};
-    return;
-  }
+  WordsOfRange& known = Known(range);
   const bool agreed = std::any_of(outputs.begin(), outputs.end(),
                                   [](const Term& output) { return output.data == nullptr; });
-  if (agreed) return;
+  const bool own = inputs.size() == 1 && inputs[0].format.form == Form::kInput;
+  if (agreed || !own) {
+    known = {range.first, range.count, agreed};
+    return;
+  }
+  if (known.Are(range) && known.agreed) return;  // sent after all others have arrived
   std::memcpy(WordsAt(range), outputs[0].data, outputs[0].bytes - trailer_);
-  kept_ = range;
+  known = {range.first, range.count, false};
 }
 
 Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,

@@ -62,8 +62,7 @@ class HbiState final : public CodecState {
   Status FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
                   std::span<const Term> inputs, std::span<Term> outputs);
   // In a one-shot agreement a rank sends the side words of its elements and merges them later.
-  // Where the agreed words of a range are to be, own words are kept until then: of the last range
-  // sent.
+  // Where the agreed words of a range are to be, own words are kept until then.
   uint8_t* WordsAt(const Range& range);
   const uint8_t* KeptWords(const Range& range, std::span<const Term> inputs);
   void KeepWords(const Range& range, std::span<const Term> inputs, std::span<const Term> outputs);
@@ -113,7 +112,17 @@ class HbiState final : public CodecState {
   std::vector<uint8_t> points_;   // points of planned windows
   std::vector<uint8_t> planned_;  // by window: 1 if planned
   uint32_t trailer_ = 0;          // bytes of a payload's checksum
-  Range kept_;                    // whose own words are kept; count 0: none
+  // By window: the last range whose own words were kept, or whose words are agreed.
+  struct WordsOfRange {
+    uint64_t first = 0;
+    uint32_t count = 0;  // 0: none
+    bool agreed = false;
+    bool Are(const Range& range) const { return first == range.first && count == range.count; }
+  };
+  WordsOfRange& Known(const Range& range) {
+    return known_[FirstWindow(range.segment) + range.first / kWindow];
+  }
+  std::vector<WordsOfRange> known_;
   PlanSummary summary_;
   bool warned_of_range_ = false;
   bool warned_of_drops_ = false;

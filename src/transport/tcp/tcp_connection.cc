@@ -37,46 +37,54 @@ void Connection::Open(UniqueFd fd, FrameGuard out, FrameGuard in) {
   readable_ = writable_ = true;
 }
 
+OutFrame* FrameQueue::Append() {
+  if (size_ == ring_.size()) {
+    std::vector<OutFrame> larger(std::max(kFirstQueue, 2 * ring_.size()));
+    for (size_t i = 0; i < size_; ++i) larger[i] = at(i);
+    ring_ = std::move(larger);
+    front_ = 0;
+  }
+  OutFrame* const frame = &ring_[(front_ + size_++) % ring_.size()];
+  *frame = {};
+  return frame;
+}
+
+void FrameQueue::Pop() {
+  front_ = (front_ + 1) % ring_.size();
+  --size_;
+}
+
+bool FrameQueue::Drop() {
+  bool slices = false;
+  for (; size_ > 0; Pop()) {
+    if (at(0).in_flight == nullptr) continue;
+    *at(0).in_flight = false;
+    slices = true;
+  }
+  return slices;
+}
+
+bool FrameQueue::of_caller() const {
+  for (size_t i = 0; i < size_; ++i) {
+    if (at(i).of_caller()) return true;
+  }
+  return false;
+}
+
 void Connection::Fail(std::string why) {
   if (!failure_.empty()) return;
   failure_ = std::move(why);
-  for (; queued_ > 0; --queued_) {
-    if (queue_[front_].in_flight != nullptr) {
-      *queue_[front_].in_flight = false;
-      dropped_slices_ = true;
-    }
-    front_ = (front_ + 1) % queue_.size();
-  }
-}
-
-void Connection::Reserve() {
-  if (queued_ == queue_.size()) {
-    std::vector<Out> larger(std::max(kFirstQueue, 2 * queue_.size()));
-    for (size_t i = 0; i < queued_; ++i) larger[i] = queue_[(front_ + i) % queue_.size()];
-    queue_ = std::move(larger);
-    front_ = 0;
-  }
-}
-
-Connection::Out* Connection::Append() {
-  Out* const out = &queue_[(front_ + queued_++) % queue_.size()];
-  *out = {};
-  return out;
+  dropped_slices_ = queue_.Drop() || dropped_slices_;
 }
 
 Status Connection::Send(std::byte* frame, bool* in_flight) {
-  return SendFrom(frame, frame + sizeof(FrameHeader), in_flight);
-}
-
-Status Connection::SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight) {
   if (!failure_.empty()) {  // the lanes report the loss of the peer
     dropped_slices_ = true;
     return Status::Ok();
   }
-  Reserve();
-  Out* const out = Append();
+  OutFrame* const out = queue_.Append();
   out->header = reinterpret_cast<FrameHeader*>(frame);
-  out->payload = payload;
+  out->payload = frame + sizeof(FrameHeader);
   out->in_flight = in_flight;
   *in_flight = true;
   if (writable_) Flush();
@@ -85,25 +93,22 @@ Status Connection::SendFrom(std::byte* frame, const std::byte* payload, bool* in
 
 Status Connection::Send(const FrameHeader& header) {
   if (!failure_.empty()) return Status::Ok();
-  Reserve();
-  Out* const out = Append();
-  out->own_header = header;
+  queue_.Append()->own_header = header;
   if (writable_) Flush();
   return Status::Ok();
 }
 
 void Connection::Complete(size_t bytes) {
   front_sent_ += bytes;
-  while (queued_ > 0 && front_sent_ >= queue_[front_].bytes()) {
-    front_sent_ -= queue_[front_].bytes();
-    if (queue_[front_].in_flight != nullptr) *queue_[front_].in_flight = false;
-    front_ = (front_ + 1) % queue_.size();
-    --queued_;
+  while (!queue_.empty() && front_sent_ >= queue_.at(0).bytes()) {
+    front_sent_ -= queue_.at(0).bytes();
+    if (queue_.at(0).in_flight != nullptr) *queue_.at(0).in_flight = false;
+    queue_.Pop();
   }
 }
 
 // As late as possible: sendmsg then finds the payload in the caches.
-bool Connection::Seal(Out* out) {
+bool Connection::Seal(OutFrame* out) {
   if (out->sealed) return true;
   FrameHeader* const header = out->first();
   // Only a payload in the slot is ever encrypted.
@@ -112,8 +117,21 @@ bool Connection::Seal(Out* out) {
   return out->sealed;
 }
 
+// Takes on what one sendmsg sends.
+void Connection::Refill() {
+  size_t queued = 0;
+  for (size_t i = 0; i < queue_.size(); ++i) queued += queue_.at(i).bytes();
+  while (queue_.size() < kMostFramesAtOnce && queued < kMostBytesAtOnce) {
+    OutFrame* const frame = queue_.Append();
+    if (!sink_->NextFrame(frame)) return queue_.RemoveLast();
+    queued += frame->bytes();
+  }
+}
+
 void Connection::Flush() {
-  while (unsent()) {
+  while (failure_.empty()) {
+    Refill();
+    if (queue_.empty()) return;
     std::array<iovec, 2 * kMostFramesAtOnce> parts;
     size_t count = 0, total = 0, skip = front_sent_;
     const auto add = [&](const void* data, size_t bytes) {
@@ -124,8 +142,9 @@ void Connection::Flush() {
                         .iov_len = bytes - skipped};
       total += bytes - skipped;
     };
-    for (size_t i = 0; i < std::min(queued_, kMostFramesAtOnce) && total < kMostBytesAtOnce; ++i) {
-      Out& out = queue_[(front_ + i) % queue_.size()];
+    for (size_t i = 0; i < std::min(queue_.size(), kMostFramesAtOnce) && total < kMostBytesAtOnce;
+         ++i) {
+      OutFrame& out = queue_.at(i);
       if (!Seal(&out)) return Fail("libcrypto refuses AES-128-GCM");
       add(out.first(), sizeof(FrameHeader));
       add(out.payload, out.first()->bytes);
@@ -238,9 +257,7 @@ Result<int> Connection::Receive() {
 }
 
 void Connection::DropUnsent() {
-  for (size_t i = 0; i < queued_; ++i) {
-    if (queue_[(front_ + i) % queue_.size()].of_caller()) return Fail("a call failed");
-  }
+  if (queue_.of_caller()) Fail("a call failed");
 }
 
 void Connection::Close() {

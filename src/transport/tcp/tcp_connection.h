@@ -19,10 +19,49 @@
 
 namespace inccl::tcp {
 
-// Where the frames of a connection go.
+// A frame that goes out. Its memory belongs to whoever sends it until *in_flight is false.
+struct OutFrame {
+  FrameHeader* first() { return header != nullptr ? header : &own_header; }
+  size_t bytes() { return sizeof(FrameHeader) + first()->bytes; }
+  bool of_caller() const {
+    return payload != nullptr && payload != reinterpret_cast<const std::byte*>(header + 1);
+  }
+
+  FrameHeader* header = nullptr;  // nullptr: `own_header`
+  const std::byte* payload = nullptr;
+  bool* in_flight = nullptr;
+  bool sealed = false;
+  FrameHeader own_header;
+};
+
+// A queue of frames, in a ring that grows.
+class FrameQueue {
+ public:
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  OutFrame& at(size_t i) { return ring_[(front_ + i) % ring_.size()]; }
+  const OutFrame& at(size_t i) const { return ring_[(front_ + i) % ring_.size()]; }
+  // An empty frame at the end.
+  OutFrame* Append();
+  void RemoveLast() { --size_; }
+  // The first one is sent, or never will be.
+  void Pop();
+  // None will be sent. Returns whether there was one with a slice.
+  bool Drop();
+  // Whether one has its payload in a caller's memory.
+  bool of_caller() const;
+
+ private:
+  std::vector<OutFrame> ring_;
+  size_t front_ = 0, size_ = 0;
+};
+
+// Where the frames of a connection come from and go.
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
+  // The next frame to send of those that any connection with the peer may carry; false: none.
+  virtual bool NextFrame(OutFrame* /*frame*/) { return false; }
   // The place for the payload of a slice, with room for header.bytes; nullptr and *wrong if no such
   // slice is due.
   virtual std::byte* PlaceOf(const FrameHeader& header, std::string* wrong) = 0;
@@ -45,8 +84,6 @@ class Connection {
   // Queues a frame that the caller has laid out in memory, header first. The memory belongs to the
   // connection until *in_flight is false again. Sends what the socket takes.
   Status Send(std::byte* frame, bool* in_flight);
-  // The same with the payload elsewhere, unless the connection encrypts payloads.
-  Status SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight);
   bool encrypts() const { return encrypts_; }
   // The same for a header alone, which is copied.
   Status Send(const FrameHeader& header);
@@ -57,7 +94,7 @@ class Connection {
   Result<int> Receive();
 
   int fd() const { return fd_.get(); }
-  bool unsent() const { return queued_ > 0 && failure_.empty(); }
+  bool unsent() const { return !queue_.empty() && failure_.empty(); }
   // Edge-triggered readiness: the owner calls these when epoll reports it.
   // `ended`: the peer sends no more, so a short read is not the last one.
   void SetReadable(bool ended) {
@@ -78,22 +115,8 @@ class Connection {
   bool Acknowledged() const;
 
  private:
-  struct Out {
-    FrameHeader* first() { return header != nullptr ? header : &own_header; }
-    size_t bytes() { return sizeof(FrameHeader) + first()->bytes; }
-    bool of_caller() const {
-      return payload != nullptr && payload != reinterpret_cast<const std::byte*>(header + 1);
-    }
-
-    FrameHeader* header = nullptr;  // nullptr: `own_header`
-    const std::byte* payload = nullptr;
-    bool* in_flight = nullptr;
-    bool sealed = false;
-    FrameHeader own_header;
-  };
-  void Reserve();
-  Out* Append();
-  bool Seal(Out* out);
+  bool Seal(OutFrame* out);
+  void Refill();
   // Takes `bytes` off the front of the queue.
   void Complete(size_t bytes);
   std::span<std::byte> Place();
@@ -109,9 +132,8 @@ class Connection {
   UniqueFd fd_;
   std::optional<FrameGuard> out_guard_, in_guard_;  // of a connection that is made
   FrameSink* const sink_;
-  std::vector<Out> queue_;  // a ring
-  size_t front_ = 0, queued_ = 0;
-  size_t front_sent_ = 0;         // bytes of the frame at front_ that are sent
+  FrameQueue queue_;
+  size_t front_sent_ = 0;         // bytes of the first frame that are sent
   FrameHeader incoming_;          // of the next frame
   FrameHeader header_;            // of the frame whose payload is read
   std::byte* payload_ = nullptr;  // its place; nullptr: a header is read

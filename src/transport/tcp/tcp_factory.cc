@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -23,6 +24,18 @@ using bootstrap::Listener;
 using tcp::PeerConnector;
 
 constexpr size_t kFewDescriptors = 16;
+// Over long links a connection carries no more than this at a time where its buffers stay small.
+// Several recover sooner from losses and from pauses, after which each begins slowly. A rank makes
+// at most so many, unless it has as many peers.
+constexpr uint64_t kBytesOfSocket = uint64_t{4} << 20;
+constexpr uint64_t kFewSockets = 4, kManySockets = 16, kMostSockets = 256;
+
+int SocketsFor(uint64_t under_way, size_t peers) {
+  if (under_way == 0) return 1;
+  const uint64_t most = std::max<uint64_t>(1, kMostSockets / std::max<size_t>(1, peers));
+  return static_cast<int>(
+      std::min(std::clamp(under_way / kBytesOfSocket, kFewSockets, kManySockets), most));
+}
 
 std::string NameOf(const PeerInfo& peer) {
   return fmt::format("{}@{}:{}", peer.rank, peer.host, peer.pid);
@@ -97,18 +110,21 @@ Status TcpFactory::Connect(const Mesh& mesh, const ConnectLimits& limits) {
     const auto reached = bootstrap::RemoteAddress(peer.control.get());
     if (reached) bootstrap::MoveToFront(*reached, &plan.addresses);
   }
+  const int sockets = options_.sockets_per_peer > 0
+                          ? options_.sockets_per_peer
+                          : SocketsFor(limits.under_way, mesh.peers.size() - 1);
   // Twice, because connections of strangers wait for their authentication.
-  const size_t connections = peers_.size() * static_cast<size_t>(options_.sockets_per_peer);
+  const size_t connections = peers_.size() * static_cast<size_t>(sockets);
   Status room = bootstrap::EnsureDescriptors(2 * connections + kFewDescriptors);
   transport_->ShowIn(mesh.sockets);
-  transport_->ConnectWhenNeeded(std::make_unique<PeerConnector>(
-      PeerConnector::Options{.rank = mesh.rank,
-                             .nranks = mesh.nranks,
-                             .handshake = mesh.data_terms,
-                             .sources = options_.listen.sources,
-                             .sockets_per_peer = options_.sockets_per_peer,
-                             .timeout_ms = limits.timeout_ms},
-      std::move(listeners_), peers_, transport_->epoll()));
+  transport_->ConnectWhenNeeded(
+      std::make_unique<PeerConnector>(PeerConnector::Options{.rank = mesh.rank,
+                                                             .nranks = mesh.nranks,
+                                                             .handshake = mesh.data_terms,
+                                                             .sources = options_.listen.sources,
+                                                             .sockets_per_peer = sockets,
+                                                             .timeout_ms = limits.timeout_ms},
+                                      std::move(listeners_), peers_, transport_->epoll()));
   // A large communicator does not use most pairs.
   if (mesh.graph.large()) return Status::Ok();
   if (!room.ok()) return room;

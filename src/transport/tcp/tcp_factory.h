@@ -13,9 +13,9 @@
 namespace inccl {
 
 struct TcpOptions {
-  std::string interfaces;  // INCCL_SOCKET_IFNAME
-  ListenRules listen;      // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
-  int sockets_per_peer = 1;
+  std::string interfaces;    // INCCL_SOCKET_IFNAME
+  ListenRules listen;        // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
+  int sockets_per_peer = 0;  // 0: as many as the links require
   tcp::Protection protection = tcp::Protection::kAuth;
 };
 

@@ -26,63 +26,56 @@ Result<Slots> Slots::Create(int rank, const LaneSpec& spec) {
         fmt::format("rank {}: {}: mmap of {} bytes", rank, Describe(spec), bytes), errno);
   }
   slots.memory = Mapping(data, bytes);
+  slots.taken = std::make_unique<bool[]>(spec.depth);  // NOLINT(modernize-avoid-c-arrays)
   return slots;
 }
 
 Result<Span> TcpSendLane::TryAcquire() {
   if (!acquired_) {
-    const bool free =
-        end_->published < end_->allowed && !end_->in_flight[end_->published % end_->spec.depth];
-    if (!free) {
+    const size_t slot =
+        end_->published < end_->allowed ? end_->slots.FirstFree() : end_->slots.depth;
+    if (slot == end_->slots.depth) {
       if (Status status = link_->Lost(); !status.ok()) return status;
       return Span{};
     }
+    slot_ = slot;
     acquired_ = true;
   }
-  return Span{end_->slots.payload(end_->published), end_->spec.slot_bytes};
-}
-
-Status TcpSendLane::Prepare(const SliceHeader& header, std::byte** slot, bool** in_flight) {
-  if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
-  if (Status status = link_->Lost(); !status.ok()) return status;
-  *slot = end_->slots.frame(end_->published);
-  FrameHeader frame;
-  frame.kind = FrameKind::kSlice;
-  frame.lane = end_->lane;
-  frame.bytes = header.bytes;
-  frame.slice = header.slice;
-  frame.signature = header.signature;
-  frame.seq = end_->published + 1;
-  lanes_->AddCredit(&frame);
-  *reinterpret_cast<FrameHeader*>(*slot) = frame;
-  *in_flight = &end_->in_flight[end_->published % end_->spec.depth];
-  acquired_ = false;
-  ++end_->published;
-  ++counters_->slices;
-  counters_->payload_bytes += header.bytes;
-  return Status::Ok();
+  return Span{end_->slots.payload(slot_), end_->spec.slot_bytes};
 }
 
 Status TcpSendLane::Publish(const SliceHeader& header) {
-  std::byte* slot = nullptr;
-  bool* in_flight = nullptr;
-  if (Status status = Prepare(header, &slot, &in_flight); !status.ok()) return status;
-  return lanes_->connection()->Send(slot, in_flight);
+  return PublishFrom(header, end_->slots.payload(slot_), false);
 }
 
 // An encrypted payload needs a place of its own, and a small one is copied faster than it takes a
 // part of a system call.
 bool TcpSendLane::SendsFrom(const std::byte* /*data*/, size_t bytes, bool on_device) const {
   constexpr size_t kLeastInPlace = 16 * 1024;
-  return bytes >= kLeastInPlace && !on_device && !lanes_->connection()->encrypts();
+  return bytes >= kLeastInPlace && !on_device && !lanes_->encrypts();
 }
 
 Status TcpSendLane::PublishFrom(const SliceHeader& header, const std::byte* data,
                                 bool /*on_device*/) {
-  std::byte* slot = nullptr;
-  bool* in_flight = nullptr;
-  if (Status status = Prepare(header, &slot, &in_flight); !status.ok()) return status;
-  return lanes_->connection()->SendFrom(slot, data, in_flight);
+  if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
+  if (Status status = link_->Lost(); !status.ok()) return status;
+  OutFrame* const frame = lanes_->Queue();
+  frame->header = reinterpret_cast<FrameHeader*>(end_->slots.frame(slot_));
+  frame->payload = data;
+  frame->in_flight = &end_->slots.taken[slot_];
+  *frame->in_flight = true;
+  acquired_ = false;
+  ++end_->published;
+  *frame->header = {.kind = FrameKind::kSlice,
+                    .lane = end_->lane,
+                    .bytes = header.bytes,
+                    .slice = header.slice,
+                    .signature = header.signature,
+                    .seq = end_->published};
+  ++counters_->slices;
+  counters_->payload_bytes += header.bytes;
+  lanes_->Flush();
+  return Status::Ok();
 }
 
 Result<bool> TcpSendLane::Drained() {
@@ -96,9 +89,10 @@ Result<bool> TcpRecvLane::TryPeek(Incoming* incoming) {
     if (Status status = link_->Lost(); !status.ok()) return status;
     return false;
   }
-  const auto* const frame = reinterpret_cast<const FrameHeader*>(end_->slots.frame(end_->released));
+  const size_t slot = end_->at(end_->released).slot;
+  const auto* const frame = reinterpret_cast<const FrameHeader*>(end_->slots.frame(slot));
   incoming->header = {.bytes = frame->bytes, .slice = frame->slice, .signature = frame->signature};
-  incoming->payload = end_->slots.payload(end_->released);
+  incoming->payload = end_->slots.payload(slot);
   incoming->target = nullptr;
   peeked_ = true;
   return true;
@@ -107,6 +101,9 @@ Result<bool> TcpRecvLane::TryPeek(Incoming* incoming) {
 Status TcpRecvLane::Release() {
   if (!peeked_) return ReleaseError(end_->spec);
   peeked_ = false;
+  RecvEnd::Slice& slice = end_->at(end_->released);
+  end_->slots.taken[slice.slot] = false;
+  slice = {};
   ++end_->released;
   ++counters_->credits;
   lanes_->Owe(end_);

@@ -16,13 +16,19 @@ constexpr size_t kMostGrants = size_t{1} << 20;
 
 }  // namespace
 
-Result<SendEnd*> ConnectionLanes::OpenSend(const LaneSpec& spec) {
+PeerLanes::PeerLanes(int rank, const std::string& name, Protection protection, int connections)
+    : rank_(rank), name_(name) {
+  for (int i = 0; i < connections; ++i) {
+    connections_.push_back(std::make_unique<Connection>(name, protection, this));
+  }
+}
+
+Result<SendEnd*> PeerLanes::OpenSend(const LaneSpec& spec) {
   Result<Slots> slots = Slots::Create(rank_, spec);
   if (!slots.ok()) return slots.status();
   auto end = std::make_unique<SendEnd>();
   end->spec = spec;
   end->slots = *std::move(slots);
-  end->in_flight = std::make_unique<bool[]>(spec.depth);  // NOLINT(modernize-avoid-c-arrays)
   SendEnd* const opened = end.get();
   send_ends_.push_back(std::move(end));
   const auto number = number_of_.find(spec.Key());
@@ -35,12 +41,13 @@ Result<SendEnd*> ConnectionLanes::OpenSend(const LaneSpec& spec) {
   return InternalError(fmt::format("{} sent {}", name_, wrong));
 }
 
-Result<RecvEnd*> ConnectionLanes::OpenRecv(const LaneSpec& spec) {
+Result<RecvEnd*> PeerLanes::OpenRecv(const LaneSpec& spec) {
   Result<Slots> slots = Slots::Create(rank_, spec);
   if (!slots.ok()) return slots.status();
   auto end = std::make_unique<RecvEnd>();
   end->spec = spec;
   end->slots = *std::move(slots);
+  end->slices.resize(spec.depth);
   end->lane = static_cast<uint32_t>(recv_ends_.size() + 1);
   RecvEnd* const opened = end.get();
   recv_ends_.push_back(std::move(end));
@@ -50,22 +57,24 @@ Result<RecvEnd*> ConnectionLanes::OpenRecv(const LaneSpec& spec) {
   grant.slice = spec.slot_bytes;
   grant.signature = spec.Key();
   grant.seq = spec.depth;
-  if (Status status = connection_.Send(grant); !status.ok()) return status;
+  // Grants stay in order on one connection.
+  if (Status status = connections_.front()->Send(grant); !status.ok()) return status;
   return opened;
 }
 
-// The lane of a slice, if the slice is the next one and this rank has a free slot for it.
-RecvEnd* ConnectionLanes::Due(const FrameHeader& header, std::string* wrong) const {
+// The lane of a slice, if this rank has a free slot for it and it is the next one or, with several
+// connections, a later one.
+RecvEnd* PeerLanes::Due(const FrameHeader& header, std::string* wrong) const {
   const size_t number = header.lane;
   if (number == 0 || number > recv_ends_.size()) {
     *wrong = fmt::format("a slice of lane number {}, of {}", number, recv_ends_.size());
     return nullptr;
   }
   RecvEnd* const end = recv_ends_[number - 1].get();
-  if (header.seq != end->arrived + 1) {
+  if (ordered() ? header.seq != end->arrived + 1 : header.seq <= end->arrived) {
     *wrong = fmt::format("slice number {} of {} instead of {}", header.seq, Describe(end->spec),
                          end->arrived + 1);
-  } else if (end->arrived - end->released >= end->spec.depth) {
+  } else if (header.seq - end->released > end->spec.depth) {
     *wrong = fmt::format("a slice of {} without credit", Describe(end->spec));
   } else if (header.bytes > end->spec.slot_bytes) {
     *wrong = fmt::format("a slice of {} bytes on {}", header.bytes, Describe(end->spec));
@@ -75,12 +84,24 @@ RecvEnd* ConnectionLanes::Due(const FrameHeader& header, std::string* wrong) con
   return nullptr;
 }
 
-std::byte* ConnectionLanes::PlaceOf(const FrameHeader& header, std::string* wrong) {
-  const RecvEnd* const end = Due(header, wrong);
-  return end == nullptr ? nullptr : end->slots.payload(end->arrived);
+RecvEnd::Slice* PeerLanes::Take(RecvEnd* end, uint64_t slice) {
+  RecvEnd::Slice& taken = end->at(slice);
+  taken.slot = static_cast<uint16_t>(end->slots.FirstFree());
+  end->slots.taken[taken.slot] = true;
+  return &taken;
 }
 
-std::string ConnectionLanes::Arrived(const FrameHeader& header) {
+std::byte* PeerLanes::PlaceOf(const FrameHeader& header, std::string* wrong) {
+  RecvEnd* const end = Due(header, wrong);
+  if (end == nullptr) return nullptr;
+  if (end->at(header.seq - 1).slot != RecvEnd::kNoSlot) {
+    *wrong = fmt::format("slice number {} of {} twice", header.seq, Describe(end->spec));
+    return nullptr;
+  }
+  return end->slots.payload(Take(end, header.seq - 1)->slot);
+}
+
+std::string PeerLanes::Arrived(const FrameHeader& header) {
   if (header.kind == FrameKind::kGrant) return TakeGrant(header);
   if (header.credit_lane != 0) {
     if (std::string wrong = TakeCredit(header); !wrong.empty()) return wrong;
@@ -89,12 +110,21 @@ std::string ConnectionLanes::Arrived(const FrameHeader& header) {
   std::string wrong;
   RecvEnd* const end = Due(header, &wrong);
   if (end == nullptr) return wrong;
-  *reinterpret_cast<FrameHeader*>(end->slots.frame(end->arrived)) = header;
-  ++end->arrived;
+  RecvEnd::Slice* slice = &end->at(header.seq - 1);
+  const bool is_new = slice->slot == RecvEnd::kNoSlot;
+  if (is_new != (header.bytes == 0) || slice->complete) {
+    return fmt::format("slice number {} of {} twice", header.seq, Describe(end->spec));
+  }
+  if (is_new) slice = Take(end, header.seq - 1);
+  *reinterpret_cast<FrameHeader*>(end->slots.frame(slice->slot)) = header;
+  slice->complete = true;
+  while (end->arrived - end->released < end->spec.depth && end->at(end->arrived).complete) {
+    ++end->arrived;
+  }
   return "";
 }
 
-std::string ConnectionLanes::TakeGrant(const FrameHeader& header) {
+std::string PeerLanes::TakeGrant(const FrameHeader& header) {
   const size_t number = grants_.size() + 1;
   if (header.lane != number || number > kMostGrants) {
     return fmt::format("grant number {} instead of {}", header.lane, number);
@@ -113,7 +143,7 @@ std::string ConnectionLanes::TakeGrant(const FrameHeader& header) {
   return Join(number, end);
 }
 
-std::string ConnectionLanes::Join(size_t number, SendEnd* end) {
+std::string PeerLanes::Join(size_t number, SendEnd* end) {
   Grant& grant = grants_[number - 1];
   if (grant.slot_bytes != end->spec.slot_bytes || grant.depth != end->spec.depth) {
     return fmt::format("a grant of {} slots of {} bytes for {}", grant.depth, grant.slot_bytes,
@@ -125,27 +155,28 @@ std::string ConnectionLanes::Join(size_t number, SendEnd* end) {
   return "";
 }
 
-std::string ConnectionLanes::TakeCredit(const FrameHeader& header) {
+std::string PeerLanes::TakeCredit(const FrameHeader& header) {
   const size_t number = header.credit_lane;
   SendEnd* const end = number > grants_.size() ? nullptr : grants_[number - 1].end;
   if (end == nullptr) {
     return fmt::format("a credit of lane number {}, of {}", number, grants_.size());
   }
-  if (header.credit <= end->allowed || header.credit > end->published + end->spec.depth) {
+  if ((ordered() && header.credit <= end->allowed) ||
+      header.credit > end->published + end->spec.depth) {
     return fmt::format("a credit of {} slices after {}, of {} published, for {}", header.credit,
                        end->allowed, end->published, Describe(end->spec));
   }
-  end->allowed = header.credit;
+  end->allowed = std::max(end->allowed, header.credit);
   return "";
 }
 
-void ConnectionLanes::Owe(RecvEnd* end) {
+void PeerLanes::Owe(RecvEnd* end) {
   if (end->owes) return;
   end->owes = true;
   owing_.push_back(end);
 }
 
-uint64_t ConnectionLanes::Announce(size_t index) {
+uint64_t PeerLanes::Announce(size_t index) {
   RecvEnd* const end = owing_[index];
   owing_[index] = owing_.back();
   owing_.pop_back();
@@ -154,54 +185,91 @@ uint64_t ConnectionLanes::Announce(size_t index) {
   return end->released + end->spec.depth;
 }
 
-void ConnectionLanes::AddCredit(FrameHeader* header) {
-  if (owing_.empty()) return;
-  header->credit_lane = owing_.front()->lane;
-  header->credit = Announce(0);
+// A credit rides on a slice from the moment in which a connection takes it.
+bool PeerLanes::NextFrame(OutFrame* frame) {
+  if (queue_.empty()) return false;
+  *frame = queue_.at(0);
+  queue_.Pop();
+  if (!owing_.empty()) {
+    frame->header->credit_lane = owing_.front()->lane;
+    frame->header->credit = Announce(0);
+  }
+  return true;
 }
 
-Status ConnectionLanes::SendCredits(bool all) {
+void PeerLanes::Flush() {
+  for (const std::unique_ptr<Connection>& connection : connections_) {
+    if (!connection->failure().empty()) {  // the lanes report the loss of the peer
+      DropQueue();
+    } else if (connection->writable() && (connection->unsent() || !queue_.empty())) {
+      connection->Flush();
+    }
+  }
+}
+
+Status PeerLanes::SendCredits(bool all) {
   for (size_t i = owing_.size(); i-- > 0;) {
     const RecvEnd* const end = owing_[i];
     if (!all && !OwesMuch(*end)) continue;
     FrameHeader credit;
     credit.credit_lane = end->lane;
     credit.credit = Announce(i);
-    if (Status status = connection_.Send(credit); !status.ok()) return status;
+    // What waits in the queue would delay it.
+    const auto free = std::find_if(connections_.begin(), connections_.end(),
+                                   [](const auto& connection) { return connection->writable(); });
+    Connection* const by = (free == connections_.end() ? connections_.front() : *free).get();
+    if (Status status = by->Send(credit); !status.ok()) return status;
   }
   return Status::Ok();
 }
 
-bool ConnectionLanes::awaited() const {
-  return !connection_.made() && connection_.failure().empty() &&
-         !(send_ends_.empty() && recv_ends_.empty());
+bool PeerLanes::awaited() const {
+  return !(send_ends_.empty() && recv_ends_.empty()) &&
+         std::any_of(connections_.begin(), connections_.end(), [](const auto& connection) {
+           return !connection->made() && connection->failure().empty();
+         });
 }
 
-bool ConnectionLanes::unsent() const {
-  return connection_.unsent() || awaited() ||
-         (connection_.failure().empty() &&
-          std::any_of(owing_.begin(), owing_.end(),
-                      [](const RecvEnd* end) { return OwesMuch(*end); }));
+bool PeerLanes::unsent() const {
+  const bool lives = std::all_of(connections_.begin(), connections_.end(),
+                                 [](const auto& each) { return each->failure().empty(); });
+  return awaited() ||
+         std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& connection) { return connection->unsent(); }) ||
+         (lives &&
+          (!queue_.empty() || std::any_of(owing_.begin(), owing_.end(),
+                                          [](const RecvEnd* end) { return OwesMuch(*end); })));
 }
 
-void ConnectionLanes::DropUnsent() {
-  if (awaited()) return connection_.Fail("a call failed");
-  connection_.DropUnsent();
+bool PeerLanes::dropped_slices() const {
+  return dropped_ ||
+         std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& connection) { return connection->dropped_slices(); });
+}
+
+void PeerLanes::DropUnsent() {
+  const bool all = awaited() || queue_.of_caller();
+  for (const std::unique_ptr<Connection>& connection : connections_) {
+    if (all) connection->Fail("a call failed");
+    connection->DropUnsent();
+  }
+  if (all) DropQueue();
+}
+
+void PeerLanes::Close() {
+  for (const std::unique_ptr<Connection>& connection : connections_) connection->Close();
+  queue_.Drop();
+  dropped_ = false;
 }
 
 PeerLink::PeerLink(int rank, int peer, const std::string& name, Protection protection,
                    int connections)
-    : peer_(peer), name_(name) {
-  for (int i = 0; i < connections; ++i) {
-    connections_.push_back(std::make_unique<ConnectionLanes>(rank, name, protection));
-  }
-}
+    : peer_(peer), name_(name), lanes_(rank, name, protection, connections) {}
 
 Result<int> PeerLink::Progress(Time now) {
   int frames = 0;
-  for (const std::unique_ptr<ConnectionLanes>& lanes : connections_) {
-    Connection* const connection = lanes->connection();
-    if (connection->writable() && connection->unsent()) connection->Flush();
+  lanes_.Flush();
+  for (const std::unique_ptr<Connection>& connection : lanes_.connections()) {
     if (connection->readable()) {
       Result<int> got = connection->Receive();
       if (!got.ok()) return got;
@@ -210,50 +278,30 @@ Result<int> PeerLink::Progress(Time now) {
     if (failed_at_ == 0 && !connection->failure().empty()) {
       failure_ = connection->failure();
       failed_at_ = now;
+      lanes_.DropQueue();
     }
   }
   lost_ = lost_ || (failed_at_ != 0 && now - failed_at_ > kLostAfter);
   // The call whose slices these are may need nothing else of this peer.
-  if (lost_ && dropped_slices()) return Lost();
+  if (lost_ && lanes_.dropped_slices()) return Lost();
   return frames;
 }
 
-Status PeerLink::SendCredits(bool all) {
-  for (const std::unique_ptr<ConnectionLanes>& lanes : connections_) {
-    if (Status status = lanes->SendCredits(all); !status.ok()) return status;
-  }
-  return Status::Ok();
-}
-
-bool PeerLink::dropped_slices() const {
-  return std::any_of(connections_.begin(), connections_.end(),
-                     [](const auto& lanes) { return lanes->connection()->dropped_slices(); });
-}
-
 bool PeerLink::unsent() const {
-  if (dropped_slices()) return true;  // until Progress reports the loss
-  return failed_at_ == 0 && std::any_of(connections_.begin(), connections_.end(),
-                                        [](const auto& lanes) { return lanes->unsent(); });
-}
-
-void PeerLink::DropUnsent() {
-  for (const std::unique_ptr<ConnectionLanes>& lanes : connections_) {
-    lanes->DropUnsent();
-  }
+  if (lanes_.dropped_slices()) return true;  // until Progress reports the loss
+  return failed_at_ == 0 && lanes_.unsent();
 }
 
 bool PeerLink::acknowledged() const {
-  return std::all_of(connections_.begin(), connections_.end(),
-                     [](const auto& lanes) { return lanes->connection()->Acknowledged(); });
+  const auto connections = lanes_.connections();
+  return std::all_of(connections.begin(), connections.end(),
+                     [](const auto& connection) { return connection->Acknowledged(); });
 }
 
 bool PeerLink::readable() const {
-  return std::any_of(connections_.begin(), connections_.end(),
-                     [](const auto& lanes) { return lanes->connection()->readable(); });
-}
-
-void PeerLink::Close() {
-  for (const std::unique_ptr<ConnectionLanes>& lanes : connections_) lanes->connection()->Close();
+  const auto connections = lanes_.connections();
+  return std::any_of(connections.begin(), connections.end(),
+                     [](const auto& connection) { return connection->readable(); });
 }
 
 Status PeerLink::Lost() const {

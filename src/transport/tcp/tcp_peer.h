@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The data connections with one peer, and the lanes that use them. A lane uses the connection that
-// its channel selects.
+// The data connections with one peer, and the lanes that use them. Any connection carries any
+// slice; their numbers restore the order of a lane.
 #ifndef INCCL_TRANSPORT_TCP_TCP_PEER_H_
 #define INCCL_TRANSPORT_TCP_TCP_PEER_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -20,29 +21,37 @@
 
 namespace inccl::tcp {
 
-// One connection with the lanes that use it.
-class ConnectionLanes final : public FrameSink {
+class PeerLanes final : public FrameSink {
  public:
   // `name` begins the errors: "rank 0: tcp: peer 1@host:pid".
-  ConnectionLanes(int rank, const std::string& name, Protection protection)
-      : rank_(rank), name_(name), connection_(name, protection, this) {}
+  PeerLanes(int rank, const std::string& name, Protection protection, int connections);
 
-  Connection* connection() { return &connection_; }
-  const Connection* connection() const { return &connection_; }
+  // Connection number i. Lanes may be opened before it is made.
+  Connection* connection(size_t i) { return connections_[i].get(); }
+  std::span<const std::unique_ptr<Connection>> connections() const { return connections_; }
+  bool encrypts() const { return connections_.front()->encrypts(); }
   Result<SendEnd*> OpenSend(const LaneSpec& spec);
   // Grants the producer its credit.
   Result<RecvEnd*> OpenRecv(const LaneSpec& spec);
 
   // A slice has been released, so its producer is owed a credit.
   void Owe(RecvEnd* end);
-  // Puts the credit of one lane, if any is owed, into the header of a slice.
-  void AddCredit(FrameHeader* header);
+  // A new frame at the end of the queue of all connections. Flush sends what their sockets take.
+  OutFrame* Queue() { return queue_.Append(); }
+  void Flush();
+  bool NextFrame(OutFrame* frame) override;
   // Sends the credits that are owed: all of them, or those of at least half a lane.
   Status SendCredits(bool all);
   // Frames, or credits that SendCredits(false) sends, or a connection that is not made although
   // this rank has opened a lane: its peer may need it for that lane.
   bool unsent() const;
+  // A connection has failed with slices that were not sent.
+  bool dropped_slices() const;
   void DropUnsent();
+  // A connection has failed, so what waits for any of them is not sent.
+  void DropQueue() { dropped_ = queue_.Drop() || dropped_; }
+  // Closes the sockets.
+  void Close();
 
   std::byte* PlaceOf(const FrameHeader& header, std::string* wrong) override;
   std::string Arrived(const FrameHeader& header) override;
@@ -57,9 +66,13 @@ class ConnectionLanes final : public FrameSink {
   static bool OwesMuch(const RecvEnd& end) {
     return 2 * (end.released - end.announced) >= end.spec.depth;
   }
-  // The connection is not made, and a lane needs it.
+  // A connection is not made, and a lane needs it.
   bool awaited() const;
+  // One connection keeps the order of frames.
+  bool ordered() const { return connections_.size() == 1; }
   RecvEnd* Due(const FrameHeader& header, std::string* wrong) const;
+  // The slot of a slice that has begun to arrive.
+  static RecvEnd::Slice* Take(RecvEnd* end, uint64_t slice);
   std::string TakeGrant(const FrameHeader& header);
   std::string TakeCredit(const FrameHeader& header);
   // Joins the grant of this number and the end that this rank has opened. Returns what is wrong.
@@ -69,7 +82,9 @@ class ConnectionLanes final : public FrameSink {
 
   const int rank_;
   const std::string name_;
-  Connection connection_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  FrameQueue queue_;      // of slices, which any connection takes
+  bool dropped_ = false;  // slices of it
   std::vector<std::unique_ptr<SendEnd>> send_ends_;
   std::vector<std::unique_ptr<RecvEnd>> recv_ends_;   // by this rank's number - 1
   std::vector<Grant> grants_;                         // by the peer's number - 1
@@ -80,35 +95,30 @@ class ConnectionLanes final : public FrameSink {
 
 class PeerLink {
  public:
-  // `name` begins the errors, as that of ConnectionLanes.
+  // `name` begins the errors, as that of PeerLanes.
   PeerLink(int rank, int peer, const std::string& name, Protection protection, int connections);
 
-  // Connection number i. Lanes may be opened before it is made.
-  Connection* connection(size_t i) { return connections_[i]->connection(); }
+  PeerLanes* lanes() { return &lanes_; }
+  Connection* connection(size_t i) { return lanes_.connection(i); }
   const std::string& name() const { return name_; }
-  ConnectionLanes* Of(const LaneSpec& spec) const {
-    return connections_[spec.channel % connections_.size()].get();
-  }
 
   // Receives and sends what the sockets are ready for; returns the number of frames that arrived.
   Result<int> Progress(Time now);
-  Status SendCredits(bool all);
+  Status SendCredits(bool all) { return lanes_.SendCredits(all); }
   bool unsent() const;
-  bool dropped_slices() const;
-  void DropUnsent();
+  void DropUnsent() { lanes_.DropUnsent(); }
   bool acknowledged() const;
   bool readable() const;
   // kRemoteError, some time after a connection was lost, so that a more precise report from the
   // control connection can come first.
   Status Lost() const;
-  // Closes the sockets.
-  void Close();
+  void Close() { lanes_.Close(); }
   int peer() const { return peer_; }
 
  private:
   const int peer_;
   const std::string name_;
-  std::vector<std::unique_ptr<ConnectionLanes>> connections_;
+  PeerLanes lanes_;
   std::string failure_;
   Time failed_at_ = 0;
   bool lost_ = false;

@@ -25,8 +25,9 @@ using tcp::FrameGuard;
 using tcp::PeerLink;
 
 constexpr Time kCloseLimit = kSecond;
-// Bytes that wait in the kernel beyond what is on its way; more would delay credits.
-constexpr int kNotSentBytes = 256 * 1024;
+// Bytes that wait in the kernel beyond what is on its way; more would delay credits. Of several
+// connections each takes little, so that all stay in use, and one that stalls holds up little.
+constexpr int kNotSentBytes = 256 * 1024, kNotSentBytesOfSeveral = 32 * 1024;
 // Firewalls forget connections that are idle for minutes. TCP probes them before, and finds within
 // 50 s that nothing comes back.
 constexpr int kProbeAfterSeconds = 20, kProbeEachSeconds = 5, kProbes = 6;
@@ -40,7 +41,7 @@ timespec ToTimespec(Time time) {
   return out;
 }
 
-Status ToStream(int fd) {
+Status ToStream(int fd, int not_sent_bytes) {
   const int one = 1;
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
@@ -52,7 +53,7 @@ Status ToStream(int fd) {
     return SystemErrorErrno("TCP_NODELAY", errno);
   }
   // Not everywhere possible, and not necessary.
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes, sizeof kNotSentBytes);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &not_sent_bytes, sizeof not_sent_bytes);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kProbeAfterSeconds, sizeof kProbeAfterSeconds);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeEachSeconds, sizeof kProbeEachSeconds);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
@@ -108,7 +109,9 @@ Status TcpTransport::Open(PeerLink* link, size_t number, TcpSocket socket) {
   const int fd = socket.fd.get();
   Connection* const connection = link->connection(number);
   if (!connection->failure().empty()) return Status::Ok();  // a call failed
-  if (Status status = ToStream(fd); !status.ok()) return named(status);
+  const bool several = link->lanes()->connections().size() > 1;
+  const int not_sent_bytes = several ? kNotSentBytesOfSeveral : kNotSentBytes;
+  if (Status status = ToStream(fd, not_sent_bytes); !status.ok()) return named(status);
   Result<FrameGuard> out = FrameGuard::Create(protection_, socket.send_key, Aead::Use::kSeal);
   if (!out.ok()) return named(out.status());
   Result<FrameGuard> in = FrameGuard::Create(protection_, socket.receive_key, Aead::Use::kOpen);
@@ -191,7 +194,7 @@ Result<std::unique_ptr<SendLane>> TcpTransport::OpenSend(const LaneSpec& spec) {
   if (opened_send_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kSend);
   const Result<PeerLink*> link = LinkFor(spec, spec.consumers.front());
   if (!link.ok()) return link.status();
-  tcp::ConnectionLanes* const lanes = (*link)->Of(spec);
+  tcp::PeerLanes* const lanes = (*link)->lanes();
   Result<tcp::SendEnd*> end = lanes->OpenSend(spec);
   if (!end.ok()) return end.status();
   opened_send_.insert(spec.Key());
@@ -205,7 +208,7 @@ Result<std::unique_ptr<RecvLane>> TcpTransport::OpenRecv(const LaneSpec& spec) {
   if (opened_recv_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kRecv);
   const Result<PeerLink*> link = LinkFor(spec, spec.producer);
   if (!link.ok()) return link.status();
-  tcp::ConnectionLanes* const lanes = (*link)->Of(spec);
+  tcp::PeerLanes* const lanes = (*link)->lanes();
   Result<tcp::RecvEnd*> end = lanes->OpenRecv(spec);
   if (!end.ok()) return end.status();
   opened_recv_.insert(spec.Key());
