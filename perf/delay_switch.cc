@@ -163,7 +163,7 @@ int main(int argc, char** argv) {
   for (int i = kHosts; i < argc; ++i) {
     ports.push_back({.fd = OpenTun(argv[i], static_cast<uint32_t>(i - kHosts + 1))});
   }
-  std::puts("ready");
-  std::fflush(stdout);
+  constexpr char kReady[] = "ready\n";
+  if (write(STDOUT_FILENO, kReady, sizeof kReady - 1) < 0) Die("standard output");
   Run(cable, &ports);
 }

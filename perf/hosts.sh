@@ -54,18 +54,18 @@ lay_cables() { # RATE HOSTS DELAY_MS LOSS
   [[ $1 != *gbit ]] || mbit=$((${1%gbit} * 1000))
   [[ $mbit =~ ^[1-9][0-9]*$ ]] || die "with a delay, expected a rate in mbit or gbit, got \"$1\""
   [[ $3 =~ ^[0-9]+([.][0-9]+)?$ ]] || die "expected a delay in milliseconds, got \"$3\""
-  [[ $4 =~ ^0?[.]?[0-9]+$ ]] || die "expected a loss between 0 and 1, got \"$4\""
+  [[ $4 =~ ^(0|0?[.][0-9]+)$ ]] || die "expected a loss between 0 and 1, got \"$4\""
   command -v c++ > /dev/null || die "no C++ compiler: install g++"
   bin=$(mktemp -d)
   c++ -std=c++20 -O2 -o "$bin/delay_switch" "$(dirname "$(readlink -f "$0")")/delay_switch.cc"
   for ((i = 0; i < $2; i++)); do names+=("inccl-$i"); done
   chrt -r 30 true 2> /dev/null && run=(chrt -r 30)
-  "${run[@]}" "$bin/delay_switch" "$3" "$mbit" 50 "$4" "${names[@]}" > "$bin/ready" < /dev/null &
+  "${run[@]}" "$bin/delay_switch" "$3" "$mbit" 50 "$4" "${names[@]}" > "$bin/ready" 2>&1 < /dev/null &
   for ((i = 0; i < 100; i++)); do
     grep -q ready "$bin/ready" && break
     sleep 0.1
   done
-  grep -q ready "$bin/ready" || die "the links were not made"
+  grep -q ready "$bin/ready" || die "the links were not made: $(cat "$bin/ready")"
   rm -r "$bin"
 }
 

@@ -3,9 +3,9 @@
 """Times torch.distributed.all_reduce of one tensor: backends inccl and gloo, which take turns.
 
 usage: PYTHONPATH=python INCCL_LIBRARY=build/release/src/libinccl.so perf/pytorch_bench.py
-           [--ranks N] [--rounds N] [--bytes BYTES...] [--codec SPEC] [--type NAME]
+           [--ranks N] [--rounds N] [--bytes BYTES...] [--codec SPEC] [--type NAME] [--store FILE]
 
-Ranks are processes of this host. Prints the median over the rounds of rank 0's time in milliseconds, and for --codec that
+Ranks are processes of this host, or, with --store, those of mpirun, on hosts that share the new FILE. Prints the median over the rounds of rank 0's time in milliseconds, and for --codec that
 of the same tensor through inccl.torch.compress_hook's call, without and with a residual. "ours" is memory of inccl.torch.empty.
 """
 import argparse
@@ -15,13 +15,13 @@ import tempfile
 import time
 
 
-def rank_main(rank, options, folder):
+def rank_main(rank, options, store):
     import torch
     import torch.distributed as dist
     import inccl
     import inccl.torch
     torch.set_num_threads(1)
-    dist.init_process_group("inccl", store=dist.FileStore(folder + "/store", options.ranks), rank=rank,
+    dist.init_process_group("inccl", store=dist.FileStore(store, options.ranks), rank=rank,
                             world_size=options.ranks)
     gloo = dist.new_group(backend="gloo")
     comm = dist.group.WORLD.communicator
@@ -59,7 +59,12 @@ def main():
     parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 256 << 10, 4 << 20, 25 << 20])
     parser.add_argument("--codec", default="hbi:bits=6")
     parser.add_argument("--type", default="float32")
+    parser.add_argument("--store")
     options = parser.parse_args()
+    if options.store:
+        options.ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+        rank_main(int(os.environ["OMPI_COMM_WORLD_RANK"]), options, options.store)
+        return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("INCCL_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +72,7 @@ def main():
         for rank in range(options.ranks):
             pid = os.fork()
             if pid == 0:
-                rank_main(rank, options, folder)
+                rank_main(rank, options, folder + "/store")
                 os._exit(0)
             children.append(pid)
         for pid in children:

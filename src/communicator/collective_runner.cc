@@ -44,7 +44,7 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
              .slice_bytes = options_.slice_bytes,
              .channels = options_.channels,
              .shared_slots = transport_->caps().shared_slots,
-             .under_way = options_.under_way},
+             .under_way = UnderWay(options_.tuner_table.costs(), hosts_)},
       team_(options_.threads, ends.helpers_spin),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
@@ -62,7 +62,7 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
 Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
   if (send_recv_ == nullptr) {
     send_recv_ = std::make_unique<SendRecvRequest>(
-        rank_, nranks_, SlotsFor(options_.slice_bytes, options_.under_way));
+        rank_, nranks_, SlotsFor(options_.slice_bytes, slots_.under_way));
   }
   uint64_t sent = 0;
   bool receives = false, in_place = true;  // all sends are read in place
@@ -205,6 +205,7 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
   if (nranks_ == 1) return RunAlone(call);
+  if (GathersInputs(call, engine, choice)) return RunGathered(call, signature);
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   PlanCache::Plan unkept;
   if (plan == nullptr) {

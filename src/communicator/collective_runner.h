@@ -69,6 +69,9 @@ class CollectiveRunner {
   Status CheckHostSums(const Call& call) const;
   // Runs a call whose codec and factor are settled.
   Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
+  // Whether the ranks of a compressed all-reduce send each other their inputs (gathered_calls.cc).
+  bool GathersInputs(const Call& call, const Engine* engine, const Choice& choice) const;
+  Status RunGathered(const Call& call, uint64_t signature);
   // Runs a call in which the ranks of each host add up their elements first.
   Status RunOnHosts(const Call& call);
   // Runs this call on data of its own, if a short algorithm takes it.

@@ -24,7 +24,6 @@ struct CommOptions {
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
   uint64_t slot_bytes_max = 64 << 20;  // of the data slots of one algorithm, per rank
-  uint64_t under_way = 0;              // bytes that a rank's links to other hosts hold, or 0
   uint64_t nt_store_bytes = 16 << 20;  // results of at least this size: non-temporal stores; each
                                        // rank's own
   int threads = 1;                     // of this rank inside a call; each rank's own

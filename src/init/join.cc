@@ -16,6 +16,7 @@
 #include "init/slot_memory.h"
 #include "init/thread_transports.h"
 #include "init/transport_selection.h"
+#include "tuning/slot_budget.h"
 
 namespace inccl {
 namespace {
@@ -36,19 +37,12 @@ void Publish(Communicator* communicator, const InitOptions& options) {
       communicator->rank_name(), status.message());
 }
 
-// The constants of the links between hosts, equal on all ranks. The longest round trip is the
-// longest to the process where the ranks met: half of it at least, where that one is in the middle.
-void SetLinks(const Mesh& mesh, const HostMap& hosts, uint32_t mbps, CommOptions* comm) {
-  uint32_t round_trip_us = 0;
-  if (hosts.hosts() > 1) {
-    for (const Peer& peer : mesh.peers) {
-      round_trip_us = std::max(round_trip_us, peer.info.round_trip_us);
-    }
-  }
-  comm->tuner_table.SetLink(mbps, round_trip_us);
-  comm->under_way = hosts.hosts() > 1 ? BytesUnderWay(comm->tuner_table.costs()) /
-                                            static_cast<uint64_t>(hosts.SmallestHost())
-                                      : 0;
+// The longest of the round trips to the process where the ranks met. It is no less than half of the
+// longest between two ranks.
+uint32_t LongestRoundTripUs(const Mesh& mesh) {
+  uint32_t longest = 0;
+  for (const Peer& peer : mesh.peers) longest = std::max(longest, peer.info.round_trip_us);
+  return longest;
 }
 
 Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
@@ -80,12 +74,12 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     for (const Peer& peer : mesh->peers) identities.push_back(peer.info.host_id);
     hosts = HostMap(identities);
     if (Status offers = transport.TakeOffers(*mesh); !offers.ok()) return offers;
-    SetLinks(*mesh, hosts, transport.slowest_link_mbps(), &comm);
+    comm.tuner_table.SetLink(transport.slowest_link_mbps(), LongestRoundTripUs(*mesh));
     end = transport.Choose({.mesh = mesh,
                             .rendezvous = rendezvous,
                             .limits = {.deadline = join_options.deadline,
                                        .timeout_ms = options.init_timeout_ms,
-                                       .under_way = comm.under_way,
+                                       .under_way = UnderWay(comm.tuner_table.costs(), &hosts),
                                        .check = [rendezvous] { return rendezvous->Check(); }}},
                            hosts);
     return end.status();
@@ -132,6 +126,13 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   }
   Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),
       name, options.agreement);
+  if (const uint64_t under_way = UnderWay(comm.tuner_table.costs(), &hosts); under_way > 0) {
+    constexpr double kNsPerMs = 1e6;
+    const auto latency_ns = static_cast<double>(comm.tuner_table.costs().network_latency_ns);
+    Log(LogLevel::kInfo, LogSubsystem::kInit,
+        "{}: long links between hosts: a round trip of {:.1f} ms, {} bytes under way",
+        communicator->rank_name(), 2 * latency_ns / kNsPerMs, under_way);
+  }
   FAULT_POINT("init.before_return");
   communicator->Begin();
   return communicator;

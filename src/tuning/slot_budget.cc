@@ -82,6 +82,11 @@ bool HasOneAlgorithm(Collective collective) {
 
 }  // namespace
 
+uint64_t UnderWay(const CostConstants& costs, const HostMap* hosts) {
+  if (hosts == nullptr || hosts->hosts() <= 1) return 0;
+  return BytesUnderWay(costs) / static_cast<uint64_t>(hosts->SmallestHost());
+}
+
 uint64_t SlotBytes(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
                    const SlotBudget& budget, uint32_t slice_bytes) {
   const Ends ends = EndsOf(collective, algorithm, nranks, hosts);

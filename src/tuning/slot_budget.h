@@ -11,6 +11,7 @@
 #include "collectives/algorithms.h"
 #include "collectives/program.h"
 #include "topology/host_map.h"
+#include "tuning/cost_constants.h"
 
 namespace inccl {
 
@@ -21,8 +22,12 @@ struct SlotBudget {
   // Consumers read the producer's slots, so a lane's slots exist once. Otherwise both ends of a
   // lane have slots, and a lane of several consumers is several lanes.
   bool shared_slots = false;
-  uint64_t under_way = 0;  // bytes that a rank's links to other hosts hold; 0: they are short
+  uint64_t under_way = 0;  // UnderWay
 };
+
+// The bytes that a rank's links to other hosts hold, of which each host's ranks have a share; 0:
+// the links are short, or there is one host.
+uint64_t UnderWay(const CostConstants& costs, const HostMap* hosts);
 
 // An upper bound of the data slots of the rank that has the most of them. `hosts`: nullptr for one
 // host.

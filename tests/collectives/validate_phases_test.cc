@@ -154,11 +154,11 @@ TEST(Validate, WantsEveryRankInTheSideInformation) {
   request.side_phases = 1;
   request.side_one_shot = true;
   Schedules schedules = MakeAll(request);
-  Operands operands = OperandsOf(schedules[1], 0, 1);  // the fold of one-shot, in rank order
+  Operands operands = OperandsOf(schedules[1], 1, 0);  // the fold of one-shot, in rank order
   operands.inputs.erase(operands.inputs.begin() + 1);
-  SetStep(&schedules[1], 0, 1, operands.inputs, operands.outputs);
+  SetStep(&schedules[1], 1, 0, operands.inputs, operands.outputs);
   ExpectRefused(schedules,
-                {"rank 1 strand 0 step 1 window 0: rank 1 is missing in the side (0 + 2)"});
+                {"rank 1 strand 1 step 0 window 0: rank 1 is missing in the side (0 + 2)"});
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "compress/codec_table.h"
 #include "compress/codec_world.h"
 #include "compress/kernels/convert.h"
+#include "compress/sum_of_inputs.h"
 #include "support/seed.h"
 
 namespace inccl::test {
@@ -115,19 +116,38 @@ CodecBuffers Place(Call* call, size_t r, Bytes* both) {
           both->data() + (call->collective == Collective::kReduceScatter ? r * segment : 0)};
 }
 
+// A rank that has the inputs of all can compute what the others get.
+void CheckSumOfInputs(const Codec& codec, CollectiveArgs args, const Call& call) {
+  if (call.collective != Collective::kAllReduce || codec.side_phases().empty() ||
+      codec.route().group != 0 || codec.route().sums_hosts) {
+    return;
+  }
+  Bytes all;
+  for (const Bytes& input : call.inputs) all.insert(all.end(), input.begin(), input.end());
+  for (int rank : {0, args.nranks - 1}) {
+    args.rank = rank;
+    Bytes output(call.outputs[0].size());
+    CodecStats stats;
+    const Status status = SumOfInputs(codec, args, all, output.data(), &stats);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(output, call.outputs[static_cast<size_t>(rank)]) << "rank " << rank;
+    ASSERT_EQ(stats.error_bound, call.error_bound);
+  }
+}
+
 void Make(Algorithm algorithm, CodecWorld* world, Call* call) {
   const size_t n = call->inputs.size();
   std::vector<Bytes> both(n);
   std::vector<CodecBuffers> buffers;
   for (size_t r = 0; r < n; ++r) buffers.push_back(Place(call, r, &both[r]));
-  world->Run({.collective = call->collective,
-              .type = call->type,
-              .op = call->op,
-              .nranks = static_cast<int>(n),
-              .count = call->count,
-              .seed = 5,
-              .step = 3},
-             algorithm, buffers);
+  const CollectiveArgs args{.collective = call->collective,
+                            .type = call->type,
+                            .op = call->op,
+                            .nranks = static_cast<int>(n),
+                            .count = call->count,
+                            .seed = 5,
+                            .step = 3};
+  world->Run(args, algorithm, buffers);
   for (size_t r = 0; r < n; ++r) {
     if (!both[r].empty())
       std::copy_n(buffers[r].output, call->outputs[r].size(), call->outputs[r].data());
@@ -135,6 +155,7 @@ void Make(Algorithm algorithm, CodecWorld* world, Call* call) {
     ASSERT_EQ(world->stats(static_cast<int>(r)).error_bound, world->stats(0).error_bound);
   }
   call->error_bound = world->stats(0).error_bound;
+  CheckSumOfInputs(world->codec(), args, *call);
 }
 
 bool Admits(const Route& route, Algorithm algorithm) {

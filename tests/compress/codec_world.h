@@ -42,6 +42,7 @@ class CodecWorld {
   // Calls from now on feed back errors; `residuals` has one per rank.
   void UseResiduals(std::vector<std::unique_ptr<Residual>>* residuals) { residuals_ = residuals; }
 
+  const Codec& codec() const { return *codec_; }
   int nranks() const { return static_cast<int>(ends_.size()); }
   // Where ranks are in algorithms for several hosts: every other one is on the second host, and the
   // last one, too.

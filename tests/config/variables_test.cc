@@ -165,7 +165,7 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_COMM_ID", "host:0"},
       {"INCCL_COMM_ID", "host:65536"},
       {"INCCL_NET_SECURITY", "tls"},
-      {"INCCL_SOCKETS_PER_PEER", "5"},
+      {"INCCL_SOCKETS_PER_PEER", "33"},
       {"INCCL_PORT_RANGE", "0-4"},
       {"INCCL_PORT_RANGE", "5-4"},
       {"INCCL_PORT_RANGE", "1-65536"},

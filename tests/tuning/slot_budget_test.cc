@@ -135,6 +135,19 @@ TEST(SlotBudgetTest, SlotsOfLongLinksHoldWhatTheLinksDo) {
   }
 }
 
+TEST(SlotBudgetTest, TheRanksOfAHostShareItsLink) {
+  TunerTable table;
+  table.SetLink(1000, 20'000);
+  const HostMap one_each(std::vector<uint64_t>{1, 2}),
+      four_and_two(std::vector<uint64_t>{1, 1, 1, 1, 2, 2});
+  EXPECT_EQ(UnderWay(table.costs(), &one_each), BytesUnderWay(table.costs()));
+  EXPECT_EQ(UnderWay(table.costs(), &four_and_two), BytesUnderWay(table.costs()) / 2);
+  const HostMap one_host = HostMap::OneHost(4);
+  EXPECT_EQ(UnderWay(table.costs(), &one_host), 0u);
+  EXPECT_EQ(UnderWay(table.costs(), nullptr), 0u);
+  EXPECT_EQ(UnderWay({}, &one_each), 0u) << "the links of one site are short";
+}
+
 TEST(SlotBudgetTest, StepsTakeMoreSlicesWhereAllLanesHaveTheSlots) {
   const HostMap one_each(std::vector<uint64_t>{1, 2, 3}), two_each(std::vector<uint64_t>{1, 1, 2});
   const SlotOptions slots = SlotsFor(kSlice, 2'500'000);

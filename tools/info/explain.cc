@@ -216,7 +216,8 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                        {.bytes = options.slot_bytes_max,
                         .slice_bytes = options.slice_bytes,
                         .channels = options.channels,
-                        .shared_slots = true},
+                        .shared_slots = true,
+                        .under_way = UnderWay(options.tuner_table.costs(), HostsOf(request))},
                        result.codec != nullptr
                            ? WireBitsOf(*result.codec, request.collective, request.nranks)
                            : WireBits()};
@@ -247,12 +248,15 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
 
   const uint32_t slice_bytes = SliceBytesFor(request.collective, choice->algorithm, request.nranks,
                                              HostsOf(request), call.slots);
-  const Chunking chunking = CutCall(call, *codec, options.channels, slice_bytes);
+  result.slots = SlotsOf(request.collective, choice->algorithm, request.nranks, HostsOf(request),
+                         call.slots, slice_bytes);
+  const Chunking chunking =
+      CutCall(call, *codec, options.channels, slice_bytes,
+              LongLinksFor(result.slots, HostsOf(request), call.slots.under_way));
   result.windows = chunking.windows();
   result.window_elements = chunking.options().window_elements;
   result.slice_elements = chunking.options().slice_elements;
   result.group = chunking.options().group;
-  result.slots = SlotsFor(slice_bytes);
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);
