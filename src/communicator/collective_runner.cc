@@ -44,7 +44,9 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
              .slice_bytes = options_.slice_bytes,
              .channels = options_.channels,
              .shared_slots = transport_->caps().shared_slots,
-             .under_way = UnderWay(options_.tuner_table.costs(), hosts_)},
+             .under_way = transport_->caps().deep_lanes
+                              ? UnderWay(options_.tuner_table.costs(), hosts_)
+                              : 0},
       team_(options_.threads, ends.helpers_spin),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),

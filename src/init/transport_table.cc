@@ -10,6 +10,7 @@
 #include "topology/processors.h"
 #include "transport/shm/shm_factory.h"
 #include "transport/tcp/tcp_factory.h"
+#include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_factory.h"
 #include "transport/verbs/verbs_factory.h"
 
@@ -128,7 +129,7 @@ constexpr TransportRow kRows[] = {
      .connects = false},
     {.name = "tcp",
      .make = MakeTcp,
-     .caps = [] { return Caps{.name = "tcp"}; },
+     .caps = TcpTransport::CapsOf,
      .unusable = [](const Places&, int, int) { return std::string(); },
      .attach_needs_peers = true,
      .tries_paths = false,

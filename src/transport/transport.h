@@ -182,6 +182,9 @@ struct Caps {
   uint64_t slot_memory = UINT64_MAX;  // limit of all slots of a rank together, in bytes
   // A lane of several consumers takes its slots from that memory once, not once per consumer.
   bool shared_slots = false;
+  // A lane between hosts may have as many slots as a long link holds: they take memory when slices
+  // need them.
+  bool deep_lanes = false;
 };
 
 // What holds for the lanes from one producer to a set of consumers.

@@ -209,6 +209,26 @@ TEST(TransportSelectionTest, RanksOfOneHostUseShm) {
   }
 }
 
+// Only lanes over TCP may be as deep as long links want.
+TEST(TransportSelectionTest, AllPartsMustTakeDeepLanes) {
+  struct Case {
+    const char *hosts, *list;
+    bool deep;
+  };
+  for (const Case& c : {Case{"aab", "shm,tcp", true}, Case{"ab", "tcp", true},
+                        Case{"aab", "shm,ucx", !UcxTransport::Built()}}) {
+    const auto chosen = ChooseAmong(static_cast<int>(std::string(c.hosts).size()),
+                                    [&](int rank, Environment* environment) {
+                                      SetHost(c.hosts, rank, environment);
+                                      environment->transport = std::string(c.list) + ",tcp";
+                                    });
+    for (const auto& end : chosen) {
+      ASSERT_TRUE(end.ok()) << end.status().message();
+      EXPECT_EQ((*end)->caps().deep_lanes, c.deep) << (*end)->caps().name;
+    }
+  }
+}
+
 // The parts that no pair needs are not made, and what was made in vain is gone.
 TEST(TransportSelectionTest, OneTransportForAllPairsIsTakenAlone) {
   if (!UcxTransport::Built()) return;

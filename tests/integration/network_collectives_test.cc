@@ -4,9 +4,12 @@
 // every codec, registered buffers, split and shrink.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -37,6 +40,7 @@ struct Network {
   const char* security = "auth";
   const char* sockets = "1";
   bool ipv4 = true, ipv6 = true;
+  bool long_links = false;  // as the ranks are told: deep lanes, inputs in place of small sums
 };
 
 uint64_t Digest(const std::vector<float>& values) {
@@ -84,6 +88,7 @@ class NetworkCollectivesTest : public ::testing::TestWithParam<Network> {
     const std::string missing = Hosts::Missing();
     if (!missing.empty()) GTEST_SKIP() << missing;
     if (kSanitized && GetParam().ranks_per_host > 1) GTEST_SKIP() << "takes too long here";
+    std::ofstream(constants_) << "cost network_latency_ns 20000000\ncost network_byte_ps 8500\n";
     hosts_ = std::make_unique<Hosts>(HostsOptions{.count = kHosts});
     if (!hosts_->has_ipv6() && !GetParam().ipv4) GTEST_SKIP() << "no IPv6 here";
     for (int host = 0; host < kHosts; ++host) {
@@ -92,10 +97,13 @@ class NetworkCollectivesTest : public ::testing::TestWithParam<Network> {
     }
   }
 
+  void TearDown() override { std::remove(constants_.c_str()); }
+
   using JoinedBody = std::function<void(const Side&, ccl_comm_t)>;
   std::unique_ptr<ProcessWorld> Run(bool on_hosts, const JoinedBody& body) {
     const Network& network = GetParam();
     const ScopedEnv env({{"INCCL_SOCKET_IFNAME", on_hosts ? "e0" : "lo"},
+                         {"INCCL_TUNER_FILE", network.long_links ? constants_.c_str() : ""},
                          {"INCCL_NET_SECURITY", network.security},
                          {"INCCL_SOCKETS_PER_PEER", network.sockets}});
     WorldOptions options{.nranks = kHosts * network.ranks_per_host,
@@ -121,6 +129,7 @@ class NetworkCollectivesTest : public ::testing::TestWithParam<Network> {
   }
 
   const Baseline baseline_;
+  const std::string constants_ = testing::TempDir() + fmt::format("inccl-long-links-{}", getpid());
   std::unique_ptr<Hosts> hosts_;
 };
 
@@ -215,12 +224,14 @@ INSTANTIATE_TEST_SUITE_P(
         Network{.ranks_per_host = 1},
         Network{.ranks_per_host = 2, .security = "auth", .sockets = "3", .ipv6 = false},
         Network{.ranks_per_host = 1, .security = "encrypt", .sockets = "3", .ipv4 = false},
-        Network{.ranks_per_host = 2, .security = "none", .sockets = "1", .ipv4 = false}),
+        Network{.ranks_per_host = 2, .security = "none", .sockets = "1", .ipv4 = false},
+        Network{.ranks_per_host = 1, .security = "auth", .sockets = "", .long_links = true},
+        Network{.ranks_per_host = 2, .security = "encrypt", .sockets = "7", .long_links = true}),
     [](const auto& of) {
       const Network& network = of.param;
-      return fmt::format("{}_{}_sockets_{}_ranks{}{}", network.security, network.sockets,
+      return fmt::format("{}_{}_sockets_{}_ranks{}{}{}", network.security, network.sockets,
                          network.ranks_per_host, network.ipv4 ? "_v4" : "",
-                         network.ipv6 ? "_v6" : "");
+                         network.ipv6 ? "_v6" : "", network.long_links ? "_long" : "");
     });
 
 }  // namespace

@@ -11,11 +11,12 @@
 namespace inccl {
 
 CompositeTransport::CompositeTransport(int rank, PairTable table, std::vector<Part> parts)
-    : rank_(rank), table_(std::move(table)), caps_{.timed = false} {
+    : rank_(rank), table_(std::move(table)), caps_{.timed = false, .deep_lanes = true} {
   for (Part& part : parts) {
     if (!name_.empty()) name_ += "+";
     name_ += part.caps.name;
     caps_.timed = caps_.timed || part.caps.timed;
+    caps_.deep_lanes = caps_.deep_lanes && part.caps.deep_lanes;
     if (part.caps.slot_memory < caps_.slot_memory) {
       caps_.slot_memory = part.caps.slot_memory;
       caps_.shared_slots = part.caps.shared_slots;

@@ -29,8 +29,11 @@ class MappedTransport : public Transport {
                   uint32_t slots_at_opening);
 
   Caps caps() const override {
-    return {
-        .name = name_, .timed = false, .slot_memory = arena_->data_bytes(), .shared_slots = true};
+    return {.name = name_,
+            .timed = false,
+            .slot_memory = arena_->data_bytes(),
+            .shared_slots = true,
+            .deep_lanes = true};  // between hosts it has none
   }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
     return {.multicast = true, .read_in_place = true, .max_slot_bytes = max_slot_bytes_};

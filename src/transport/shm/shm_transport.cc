@@ -115,7 +115,8 @@ Caps ShmTransport::CapsOf(const ShmOptions& options) {
   return {.name = "shm",
           .timed = false,
           .slot_memory = mapped::RoundUp(options.arena_bytes, kPage) - mapped::kDataOffset,
-          .shared_slots = true};
+          .shared_slots = true,
+          .deep_lanes = true};  // between hosts it has none
 }
 
 void ShmTransport::CloseEventFds() {

@@ -62,7 +62,8 @@ class TcpTransport final : public Transport {
   // The descriptor that PeerConnector adds its sockets to.
   int epoll() const { return epoll_.get(); }
 
-  Caps caps() const override { return {.name = "tcp"}; }
+  static Caps CapsOf() { return {.name = "tcp", .deep_lanes = true}; }
+  Caps caps() const override { return CapsOf(); }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
     return {.consumer_grants = true};
   }
