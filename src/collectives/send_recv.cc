@@ -51,10 +51,10 @@ Status SendRecvRequest::Start(const std::vector<Call>& calls, const Copies& copi
     if (call.peer == rank_) continue;
     Direction& direction = At(IsSend(call), call.peer);
     LaneSpec spec{.lane_class = LaneClass::kSendRecv,
-                        .channel = 0,
-                        .producer = IsSend(call) ? rank_ : call.peer,
-                        .consumers = {IsSend(call) ? call.peer : rank_},
-                        .slot_bytes = slots_.data_bytes};
+                  .channel = 0,
+                  .producer = IsSend(call) ? rank_ : call.peer,
+                  .consumers = {IsSend(call) ? call.peer : rank_},
+                  .slot_bytes = slots_.data_bytes};
     spec.depth = lanes->DepthOf(spec, slots_);
     if (IsSend(call) && direction.send == nullptr) {
       Result<SendLane*> lane = lanes->Send(spec);
