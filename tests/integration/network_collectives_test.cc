@@ -163,6 +163,38 @@ TEST_P(NetworkCollectivesTest, CompressedResultsHaveTheBitsOfOneHost) {
   }
 }
 
+// What a rank keeps of its own contribution is no other's business, so such calls do not send
+// inputs in place of sums.
+TEST_P(NetworkCollectivesTest, ResidualsGiveTheBitsOfOneHost) {
+  const Vectors inputs = MakeInputs(Ranks(), kCount, TestSeed() + 2);
+  const ScopedEnv env({{"INCCL_ALGO", "direct"}});
+  const auto run = [&](const Side& side, ccl_comm_t comm) {
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    ASSERT_EQ(ccl_codec_create(&how.codec, "hbi:bits=4"), CCL_SUCCESS);
+    ASSERT_EQ(ccl_residual_create(&how.residual, kCount, nullptr), CCL_SUCCESS);
+    std::vector<float> out(kCount);
+    for (size_t call = 1; call <= 3; ++call) {
+      how.step = call;
+      EXPECT_EQ(
+          CallCompressed(Collective::kAllReduce, inputs[static_cast<size_t>(side.rank())].data(),
+                         out.data(), kCount, CCL_FLOAT32, CCL_SUM, &how, comm),
+          CCL_SUCCESS)
+          << ccl_get_last_error(comm);
+      side.mine().counters[call] = Digest(out);
+    }
+    ccl_codec_destroy(how.codec);
+    ccl_residual_destroy(how.residual);
+  };
+  const auto one = Run(false, run);
+  const auto many = Run(true, run);
+  for (int rank = 0; rank < Ranks(); ++rank) {
+    for (size_t call = 1; call <= 3; ++call) {
+      EXPECT_EQ(one->report(rank).counters[call], many->report(rank).counters[call]) << call;
+    }
+    EXPECT_NE(one->report(rank).counters[1], one->report(rank).counters[2]) << "no feedback";
+  }
+}
+
 TEST_P(NetworkCollectivesTest, HbiHasTheBitsOfTheOracle) {
   const Vectors inputs = MakeInputs(Ranks(), kCount, TestSeed() + 1);
   const std::vector<float> expected = HbiAllReduce(inputs, {.bits8 = 48, .seed = 9, .step = 3});
