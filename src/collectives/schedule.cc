@@ -168,8 +168,7 @@ bool Meet(const std::vector<bool>& a, const std::vector<bool>& b) {
 
 // Data of a window waits for the side information of that window, all of it or that of its own
 // segments, and a side phase for all of the ones before it; side information runs at most one
-// window ahead of the data. To wait for all of it is to wait for what this rank sends, too: in
-// place, the result overwrites that.
+// window ahead of the data.
 void CouplePhases(Schedule* schedule) {
   const bool segmented = SegmentsOf(schedule->collective, 2) > 1;
   const size_t data = schedule->phases.size() - 1;
@@ -183,7 +182,8 @@ void CouplePhases(Schedule* schedule) {
       const bool all = !segmented || strand.phase != data;
       if (other == data) {
         strand.waits.push_back({static_cast<uint16_t>(i), kSideWindows});
-      } else if (other < strand.phase && (all || Meet(chunks[s], chunks[i]))) {
+      } else if (other < strand.phase &&
+                 (all ? Meet(chunks[i], chunks[i]) : Meet(chunks[s], chunks[i]))) {
         strand.waits.push_back({static_cast<uint16_t>(i), 0});
       }
     }

@@ -141,7 +141,7 @@ strand 0: phase 0, channel 0; window r waits for window r-2 of strand 2
 strand 1: phase 0, channel 0; window r waits for window r-2 of strand 2
   step  name                   chunk  from     to       outputs <- fold(inputs)
      0  recv-reduce-copy           0  0        -        output side <- L0 side + input
-strand 2: phase 1, channel 0; window r waits for window r of strand 0,1
+strand 2: phase 1, channel 0; window r waits for window r of strand 1
   step  name                   chunk  from     to       outputs <- fold(inputs)
      0  send                       0  -        0        L3 sum(1) <- input
      1  recv-reduce-copy           0  0        -        output <- L2 sum(1) + input

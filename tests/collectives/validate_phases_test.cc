@@ -38,6 +38,20 @@ TEST(Validate, ChecksTheCouplingOfPhases) {
   ExpectRefused(broken, {"rank 1 strand 3 step 0: lane side/0 1 -> 2 in a phase of data lanes"});
 }
 
+// Data does not wait for the strand that sends side information: results follow from other ranks'
+// data, which wait for it.
+TEST(Validate, SideInformationInOneShotIsSafeInPlace) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kTree, Algorithm::kOneShot,
+                                    Algorithm::kTwoShot, Algorithm::kRecursiveDoubling}) {
+    for (const int nranks : {2, 3, 5}) {
+      ScheduleRequest request = RequestOf({Collective::kAllReduce, algorithm}, nranks);
+      request.side_phases = 1;
+      request.side_one_shot = true;
+      EXPECT_EQ(Refusal(MakeAll(request)), "accepted") << Name(algorithm) << " " << nranks;
+    }
+  }
+}
+
 TEST(Validate, ChecksTheCouplingOfSegments) {
   // All-gather by direct: 0 side send, 1 side gather, 2 data send, 3 data gather.
   const Schedules gather = Make({Collective::kAllGather, Algorithm::kTwoShot}, 3, true);
