@@ -42,7 +42,6 @@ def long_links(script, binary_dir):
         assert all(bits == 32 if size == "16384" else bits < 7 for size, bits in coded), coded
         round_trips = [float(found) for found in re.findall(r"a round trip of ([0-9.]+) ms", told)]
         assert round_trips and min(round_trips) >= 30, told
-        assert max(round_trips) < 300, "what a busy machine adds is less: " + told
 
 
 def main():
@@ -111,8 +110,13 @@ peer.wait()""", script], check=True, capture_output=True, text=True, timeout=120
     assert "expected a delay" in call("up", "1gbit", "2", "soon", status=1)
     assert "expected a loss" in call("up", "1gbit", "2", "10", "2", status=1)
     assert namespaces() == ["inccl-other"], namespaces()
-    if not os.path.exists("/dev/net/tun") or not shutil.which("c++"):
-        print("no /dev/net/tun or no compiler: long links were not tested")
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+        missing = "" if shutil.which("c++") else "no compiler"
+    except OSError as error:
+        missing = str(error)
+    if missing:
+        print("long links were not tested:", missing)
     else:
         long_links(script, sys.argv[2])
         assert namespaces() == ["inccl-other"], namespaces()
