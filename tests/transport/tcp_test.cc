@@ -647,6 +647,28 @@ TEST_P(TcpPeerOfTwo, TheOtherConnectionCarriesWhatOneDoesNotTake) {
   EXPECT_FALSE(end_->unsent());
 }
 
+TEST_P(TcpPeerOfTwo, AnOlderCreditThatComesLateTakesNothingBack) {
+  std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();
+  Send(Frame(Grant(1, lane->spec())));
+  ASSERT_TRUE(Progress().ok());
+  const auto publish = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      ASSERT_NE(lane->TryAcquire().value().data, nullptr) << i;
+      ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
+    }
+  };
+  publish(kDepth);
+  EXPECT_EQ(lane->TryAcquire().value().data, nullptr);
+  Swap();
+  Send(Frame(Credit(1, 2 * kDepth)));
+  Swap();
+  ASSERT_TRUE(Progress().ok());
+  Send(Frame(Credit(1, kDepth + 1)));
+  ASSERT_TRUE(Progress().ok());
+  publish(kDepth);
+  EXPECT_EQ(lane->TryAcquire().value().data, nullptr);
+}
+
 TEST_P(TcpPeerOfTwo, TheLossOfOneIsTheLossOfThePeer) {
   std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();
   Send(Frame(Grant(1, lane->spec())));
