@@ -5,6 +5,7 @@
 // and computes the compressed result of all ranks by itself: the same bits after one message.
 #include <algorithm>
 
+#include "base/log.h"
 #include "communicator/collective_runner.h"
 #include "compress/sum_of_inputs.h"
 #include "tuning/cost_model.h"
@@ -50,6 +51,10 @@ bool CollectiveRunner::GathersInputs(const Call& call, const Engine* engine,
 }
 
 Status CollectiveRunner::RunGathered(const Call& call, uint64_t signature) {
+  Log(LogLevel::kInfo, LogSubsystem::kTuning,
+      "{} op {}: instead, every rank sends its input and computes the result of all: one message "
+      "fewer in a row",
+      name_, sequence_);
   rounds_.received.resize(call.bytes() * static_cast<size_t>(call.nranks));
   Call inner = GatherOf(call);
   inner.recv = rounds_.received.data();

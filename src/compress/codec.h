@@ -182,10 +182,10 @@ class Codec {
   // OK if this specification can be met in such calls, for every type and operation. Else the
   // library refuses the call instead of running it uncompressed. The message names the key.
   virtual Status Fits(Collective /*collective*/, int /*nranks*/) const { return Status::Ok(); }
-  // The phases that the schedule runs on side lanes for each window, in order, one window ahead of
-  // the data. Each gives all ranks the side information of every segment: in reductions that of all
-  // ranks combined, else the sender's. Operations: kInput -> kSide, (kSide, kInput) -> kSide,
-  // kSide -> kSide.
+  // The phases that the schedule runs on side lanes for each window, in order, one or more windows
+  // ahead of the data; a state keeps what they give for all windows of a call. Each gives all ranks
+  // the side information of every segment: in reductions that of all ranks combined, else the
+  // sender's. Operations: kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual std::span<const SidePhase> side_phases() const { return {}; }
   virtual Route route() const { return {}; }
   // Upper bound of the side information of `count` elements of a window in any phase, in bytes.

@@ -497,5 +497,21 @@ TEST(CodecTable, HasEveryCodec) {
 
 INSTANTIATE_TEST_SUITE_P(Codecs, CodecConformance, testing::ValuesIn(kCodecTable), CodecRowName);
 
+// A state keeps the side information of all windows, which may all come before the first data.
+TEST(CodecSideInformation, MayRunWindowsAheadOfTheData) {
+  constexpr size_t kCount = 3 * kWindow + 777;
+  for (const char* spec : {"hbi:bits=6", "qsgd:q=8", "qsgd_ms"}) {
+    Rng rng(TestSeed());
+    Call one_ahead = MakeCall(Collective::kAllReduce, DataType::kBfloat16, ReduceOp::kSum, kCount,
+                              2, Kind::kGauss, 1e3, &rng);
+    one_ahead.in_place = true;
+    Call all_ahead = one_ahead;
+    CodecWorld near(*MakeCodec(spec), 2), far(*MakeCodec(spec), 2, uint64_t{1} << 30);
+    Make(Algorithm::kTwoShot, &near, &one_ahead);
+    Make(Algorithm::kTwoShot, &far, &all_ahead);
+    EXPECT_EQ(one_ahead.outputs, all_ahead.outputs) << spec;
+  }
+}
+
 }  // namespace
 }  // namespace inccl::test

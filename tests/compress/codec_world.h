@@ -32,8 +32,12 @@ class CodecWorld {
  public:
   static constexpr uint32_t kSliceBytes = 4096;
 
-  CodecWorld(std::shared_ptr<const Codec> codec, int nranks)
-      : codec_(std::move(codec)), hosts_(HostsFor(nranks)), ends_(MakeLoopback(nranks)) {
+  // `under_way`: as over long links, side information may run that far ahead (SlotsFor).
+  CodecWorld(std::shared_ptr<const Codec> codec, int nranks, uint64_t under_way = 0)
+      : codec_(std::move(codec)),
+        hosts_(HostsFor(nranks)),
+        slots_(SlotsFor(kSliceBytes, under_way)),
+        ends_(MakeLoopback(nranks)) {
     for (const std::unique_ptr<Transport>& end : ends_) {
       ranks_.push_back(std::make_unique<Rank>(end.get(), *codec_));
     }
@@ -108,7 +112,7 @@ class CodecWorld {
           {call, algorithm, 1, codec_->side_phases().size(), false, codec_->route().group,
            TraitsOf(algorithm).several_hosts ? &hosts_ : nullptr});
       ASSERT_TRUE(schedule.ok()) << schedule.status().message();
-      auto bound = Bind(*std::move(schedule), SlotsFor(kSliceBytes), &rank.lanes);
+      auto bound = Bind(*std::move(schedule), slots_, &rank.lanes);
       ASSERT_TRUE(bound.ok()) << bound.status().message();
       program = *std::move(bound);
     }
@@ -133,6 +137,7 @@ class CodecWorld {
 
   std::shared_ptr<const Codec> codec_;
   HostMap hosts_;
+  SlotOptions slots_;
   std::vector<std::unique_ptr<Residual>>* residuals_ = nullptr;
   std::vector<std::unique_ptr<Transport>> ends_;
   std::vector<std::unique_ptr<Rank>> ranks_;

@@ -19,7 +19,7 @@
 
 namespace inccl::tcp {
 
-// A frame that goes out. Its memory belongs to whoever sends it until *in_flight is false.
+// A frame that goes out. Its memory may change when *in_flight is false again.
 struct OutFrame {
   FrameHeader* first() { return header != nullptr ? header : &own_header; }
   size_t bytes() { return sizeof(FrameHeader) + first()->bytes; }
@@ -108,7 +108,7 @@ class Connection {
   const std::string& failure() const { return failure_; }
   // The connection has failed with slices that were not sent.
   bool dropped_slices() const { return dropped_slices_; }
-  // Ends the connection if a payload of SendFrom is not sent.
+  // Ends the connection if a payload in a caller's memory is not sent.
   void DropUnsent();
   void Close();
   // Whether the peer's machine has acknowledged all that was sent.
