@@ -22,7 +22,7 @@ namespace inccl {
 // While ranks wait for each other.
 struct ConnectLimits {
   Time deadline = kNever;
-  int timeout_ms = 0;  // the length of the deadline, for messages
+  int timeout_ms = 0;      // the length of the deadline, for messages
   uint64_t under_way = 0;  // bytes that a rank's links to other hosts hold; 0: they are short
   std::function<Status()> check = [] { return Status::Ok(); };  // its error ends the wait
 };
