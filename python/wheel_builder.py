@@ -2,8 +2,8 @@
 """Builds the wheel (PEP 517), without any other build tool than CMake.
 
 The wheel is the package and libinccl.so. The library is built from the sources beside this folder,
-with libcrypto and libstdc++ inside, so it needs glibc only and the wheel serves every Python 3:
-py3-none-manylinux_2_NN. INCCL_WHEEL_LIBRARY names a library that is taken as it is instead; the
+with libcrypto and libstdc++ inside, and with libhwy beside it, which needs the system's libstdc++, as
+manylinux allows. So the wheel serves every Python 3: py3-none-manylinux_2_NN. INCCL_WHEEL_LIBRARY names a library that is taken as it is instead; the
 wheel's platform is then plain linux, as such a library needs what it was linked with.
 """
 import base64
@@ -14,12 +14,15 @@ import platform
 import re
 import shutil
 import subprocess
+import tempfile
 import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAME, VERSION = "inccl", "0.1.0"
 # What every Linux has; manylinux allows a library to need these.
-COMMON = re.compile(r"(linux-vdso|libc|libm|libdl|librt|libpthread|ld-linux[^.]*)\.so")
+COMMON = re.compile(r"(linux-vdso|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux[^.]*)\.so")
+# Debian's packages of what is linked into the library.
+LINKED = ("libssl-dev", "libfmt-dev", "libstdc++-12-dev")
 
 
 def _library():
@@ -27,10 +30,17 @@ def _library():
     machine = platform.machine()
     given = os.environ.get("INCCL_WHEEL_LIBRARY")
     if given:
-        return pathlib.Path(given), [], f"linux_{machine}"
+        library = pathlib.Path(given)
+        if not library.is_file() or library.read_bytes()[:4] != b"\x7fELF":
+            raise SystemExit(f"INCCL_WHEEL_LIBRARY: {given} is not a shared library; name a libinccl.so.0, or unset it "
+                             "to build one from the sources")
+        return library, [], f"linux_{machine}"
+    for tool in ("cmake", "ninja", "c++"):
+        if shutil.which(tool) is None:
+            raise SystemExit(f"{tool} is not installed; on Debian, scripts/install_packages.sh --build installs all that the build needs")
     build = HERE.parent / "build" / "wheel"
-    subprocess.run(["cmake", "-S", str(HERE.parent), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release",
-                    "-DINCCL_BUILD_TESTS=OFF", "-DINCCL_BUILD_PERF=OFF", "-DINCCL_BUILD_TOOLS=OFF",
+    subprocess.run(["cmake", "--preset", "install", "-S", str(HERE.parent), "-B", str(build),
+                    "-DINCCL_BUILD_PERF=OFF", "-DINCCL_BUILD_TOOLS=OFF",
                     "-DINCCL_CUDA=OFF", "-DOPENSSL_USE_STATIC_LIBS=ON",
                     "-DCMAKE_SHARED_LINKER_FLAGS=-static-libstdc++ -static-libgcc",
                     "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN",
@@ -49,12 +59,24 @@ def _library():
     return library, needed, f"manylinux_2_{newest}_{machine}"
 
 
+def _licences(needed):
+    """{name: text} of what the wheel contains besides inccl, as Debian has it."""
+    packages = set(LINKED) if needed else set()
+    for path in needed:
+        owner = subprocess.run(["dpkg", "-S", str(path.resolve()).replace("/usr/lib", "*/lib", 1)], capture_output=True, text=True, check=False)
+        packages |= {owner.stdout.partition(":")[0]} - {""}
+    files = {package: pathlib.Path("/usr/share/doc", package, "copyright") for package in packages}
+    return {package: file.read_bytes() for package, file in sorted(files.items()) if file.is_file()}
+
+
 def _metadata():
     return (f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n"
             "Summary: In-line compressed collectives\nLicense: Apache-2.0\n"
             "Requires-Python: >=3.9\nProvides-Extra: torch\n"
             'Requires-Dist: torch>=2.13; extra == "torch"\nProvides-Extra: numpy\n'
-            'Requires-Dist: numpy; extra == "numpy"\n').encode()
+            'Requires-Dist: numpy; extra == "numpy"\n'
+            "Description-Content-Type: text/markdown\n\n"
+            + (HERE.parent / "docs" / "python.md").read_text(encoding="utf-8")).encode()
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
@@ -68,13 +90,14 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
-def _write(folder, tag, files):
-    """files: {path in the wheel: contents}"""
+def _write(folder, tag, files, licences=None):
+    """files: {path in the wheel: contents}; licences: those of other projects, {name: text}"""
     info = f"{NAME}-{VERSION}.dist-info"
     files = {**files, f"{info}/METADATA": _metadata(),
              f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: inccl\nRoot-Is-Purelib: false\n"
                                f"Tag: {tag}\n").encode(),
              f"{info}/LICENSE": (HERE.parent / "LICENSE").read_bytes()}
+    files |= {f"{info}/licenses/{package}": text for package, text in (licences or {}).items()}
     record = ""
     name = f"{NAME}-{VERSION}-{tag}.whl"
     with zipfile.ZipFile(os.path.join(folder, name), "w", zipfile.ZIP_DEFLATED) as wheel:
@@ -98,19 +121,17 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     files["inccl/libinccl.so.0"] = _stripped(library)
     for path in needed:
         files[f"inccl/{path.name}"] = path.read_bytes()
-    return _write(wheel_directory, f"py3-none-{system}", files)
+    return _write(wheel_directory, f"py3-none-{system}", files, _licences(needed))
 
 
 def _stripped(library):
     strip = shutil.which("strip")
     if strip is None:
         return library.read_bytes()
-    copy = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"libinccl-{os.getpid()}.so"
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "libinccl.so"
         subprocess.run([strip, "--strip-unneeded", "-o", str(copy), str(library)], check=True)
         return copy.read_bytes()
-    finally:
-        copy.unlink(missing_ok=True)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):

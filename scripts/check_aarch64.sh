@@ -39,10 +39,7 @@ if [ ! -e "$root/complete" ]; then
   touch "$root/complete"
 fi
 
-launcher=()
-command -v ccache > /dev/null &&
-  launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-cmake --preset aarch64 "${launcher[@]}"
+cmake --preset aarch64
 cmake --build --preset aarch64 -j "$jobs"
 
 # Death tests start their own program again, which the kernel cannot run without the emulator.

@@ -10,9 +10,9 @@
 #   --rdma    only what the virtual machine of tests/rdma/guest.sh needs
 set -euo pipefail
 
-packages=(g++ cmake make ninja-build ccache pkg-config python3 python3-venv file dpkg-dev libfmt-dev libhwy-dev libssl-dev libgtest-dev
+packages=(g++ cmake make ninja-build ccache pkg-config python3 python3-venv file dpkg-dev iproute2 libfmt-dev libhwy-dev libssl-dev libgtest-dev
           libopenmpi-dev openmpi-bin libucx-dev libibverbs-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev)
-checking=(binutils clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux iproute2 nftables
+checking=(binutils clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux nftables
           mpich)  # for mpiexec.hydra; mpicc and mpiexec stay Open MPI's, which has the higher priority
 
 case "${1:-}" in

@@ -383,13 +383,10 @@ class Tree:
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, self.root / name)
                 shutil.copymode(ROOT / name, self.root / name)
-        self.env = dict(os.environ, CCACHE_BASEDIR=str(self.root), CCACHE_NOHASHDIR="1",
-                        CCACHE_SLOPPINESS="pch_defines,time_macros", INCCL_CONF_FILE="/dev/null")
+        self.env = dict(os.environ, INCCL_CONF_FILE="/dev/null")
         self.env.setdefault("INCCL_TEST_SEED", "1")
         self.edits = edits
         options = ["-DINCCL_CUDA=OFF", "-DINCCL_BUILD_PERF=OFF", "-DINCCL_BUILD_TOOLS=OFF", "-DCMAKE_UNITY_BUILD=OFF"]
-        if shutil.which("ccache"):
-            options += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
         self._must(["cmake", "--preset", "release", *options], self.root)
         self._must(self._make(programs), self.root)
 

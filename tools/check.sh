@@ -70,14 +70,9 @@ step() {
   fi
 }
 
-# Clones share what the compiler cache has: paths below the clone are taken as relative.
-export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 configure_and_build() {
-  local launcher=()
-  command -v ccache > /dev/null &&
-    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   # Of the GPUs, one architecture: packages have all of them.
-  cmake --preset "$1" "${launcher[@]}" -DINCCL_CUDA_ARCHITECTURES=90 && cmake --build --preset "$1" -j "$jobs"
+  cmake --preset "$1" -DINCCL_CUDA_ARCHITECTURES=90 && cmake --build --preset "$1" -j "$jobs"
 }
 
 # test_preset NAME: ctest of a preset; adds to the totals what its summary line says. Of what failing tests print, the

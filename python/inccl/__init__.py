@@ -16,6 +16,10 @@ from ._objects import Codec, Reducer, ReducerState, Residual, Stream, alloc, emp
 from ._types import AVG, IN_PLACE, MAX, MIN, PROD, SUM, DataType, Op
 from .communicator import Communicator, PremulSum, init, init_all
 
+for _class in (CompressionStats, CudaError, Error, InternalError, InvalidArgument, InvalidUsage, OperatingSystemError,
+               RemoteError, Result, Timeout):
+    _class.__module__ = __name__  # what tracebacks call them
+
 __version__ = "0.1.0"
 __all__ = [
     "AVG", "Codec", "Communicator", "CompressionStats", "CudaError", "DataType", "Error",

@@ -296,6 +296,8 @@ def _reduced(send: View, recv: View, op) -> int:
 
 
 def _number(op) -> int:
+    if not hasattr(op, "__int__"):
+        raise InvalidArgument(f"op: expected SUM, PROD, MAX, MIN, AVG or a PremulSum, got {op!r}")
     return in_range("op", int(op))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Iterable, List, Optional
 
 from ._buffer_calls import BufferCalls
 from ._config import config_of, takes_options
+from ._interrupt import watch
 from ._library import InvalidArgument, InvalidUsage, Result, UniqueId, check, error, in_range, lib
 from ._object_calls import ObjectCalls
 from ._objects import Unpicklable, thread_group
@@ -50,6 +51,7 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
 
     def _create(self, make):
         self._handle = None
+        watch()
         out = c_void_p()
         check(make(byref(out)))
         if thread_group.depth > 0:

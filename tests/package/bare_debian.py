@@ -145,8 +145,7 @@ def write_commands(root, page):
     program, = re.findall(r"```c\n(.*?)```", readme, re.DOTALL)
     for name in ("train.c", "program.c"):
         (root / HOME[1:] / name).write_text(program)
-    environment = {"CCACHE_DIR": "/ccache", "CCACHE_BASEDIR": HOME, "CCACHE_NOHASHDIR": "1",
-                   "CCACHE_SLOPPINESS": "pch_defines,time_macros", "CMAKE_C_COMPILER_LAUNCHER": "ccache", "CMAKE_CXX_COMPILER_LAUNCHER": "ccache"}
+    environment = {"CCACHE_DIR": "/ccache"}
     environment.update({k: v for k, v in os.environ.items() if re.fullmatch(r"PIP_\w+|https?_proxy|no_proxy", k)})
     lines = [f"export {k}={shlex.quote(v)}" for k, v in environment.items()] + [f"cd {HOME}"]
     for command in typed(page):

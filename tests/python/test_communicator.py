@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -646,3 +647,73 @@ def test_help_shows_the_options():
     assert "op_timeout" in pydoc.render_doc(inccl.init)
     with pytest.raises(TypeError, match="op_timeot"):
         inccl.init(op_timeot=3)
+
+
+_WAITS = """
+import os, signal, sys
+import numpy as np
+import inccl
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell has it ignored
+def say(text):
+    print(text, flush=True)
+def calls(comm):
+    try:
+        comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"))
+        say("ready")
+        comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"))
+    except KeyboardInterrupt:
+        say("interrupted")
+    except inccl.Error as e:
+        say(f"{type(e).__name__} {e}")
+rank = int(os.environ["INCCL_RANK"])
+if sys.argv[1] == "join":
+    say("ready")
+comm = inccl.init()
+if rank == 2:
+    comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"))
+    sys.stdin.readline()
+    comm.abort()
+else:
+    calls(comm)
+"""
+
+
+def _waiting(kind, nranks, started):
+    environment = dict(os.environ, **job(nranks), PYTHONPATH=os.pathsep.join(sys.path))
+    return [subprocess.Popen([sys.executable, "-c", _WAITS, kind], env=dict(environment, INCCL_RANK=str(rank)),
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for rank in range(started)]
+
+
+def test_an_interrupt_ends_a_call_that_waits():
+    first, second, late = _waiting("call", 3, 3)
+    try:
+        assert [first.stdout.readline(), second.stdout.readline()] == ["ready\n", "ready\n"]
+        first.send_signal(signal.SIGINT)
+        assert first.communicate(timeout=60)[0] == "interrupted\n"
+        assert "rank 0" in second.communicate(timeout=60)[0]  # revoked, by the rank that is named
+        assert first.returncode == second.returncode == 0
+    finally:
+        for process in (first, second, late):
+            process.kill()
+            process.communicate()
+
+
+def test_an_interrupt_ends_a_rank_that_joins():
+    waiting, = _waiting("join", 3, 1)
+    try:
+        assert waiting.stdout.readline() == "ready\n"
+        time.sleep(0.5)  # so that it has most likely reached the call
+        waiting.send_signal(signal.SIGINT)
+        waiting.communicate(timeout=60)
+        assert waiting.returncode in (-signal.SIGINT, 1)  # 1: it had not reached it
+    finally:
+        waiting.kill()
+        waiting.communicate()
+
+
+def test_an_operation_by_name_is_refused():
+    comm, = inccl.init_all(1)
+    with comm, pytest.raises(inccl.InvalidArgument, match="op: expected SUM, .* got 'sum'"):
+        comm.Allreduce(np.ones(1), np.ones(1), "sum")
+    assert inccl.InvalidArgument.__module__ == "inccl"

@@ -28,6 +28,12 @@ def test_wheel(tmp_path):
          str(tmp_path)], cwd=ROOT / "python", capture_output=True, text=True,
         env={**environment, "INCCL_WHEEL_LIBRARY": os.environ["INCCL_LIBRARY"]})
     assert build.returncode == 0, build.stderr
+    text = tmp_path / "text"
+    text.write_text("no library")
+    bad = subprocess.run([sys.executable, "-c", "import sys, wheel_builder as b; print(b.build_wheel(sys.argv[1]))",
+                          str(tmp_path)], cwd=ROOT / "python", capture_output=True, text=True,
+                         env={**environment, "INCCL_WHEEL_LIBRARY": str(text)})
+    assert bad.returncode == 1 and bad.stderr.startswith(f"INCCL_WHEEL_LIBRARY: {text} is not a shared library"), bad.stderr
     wheel = tmp_path / build.stdout.strip()
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
