@@ -172,6 +172,14 @@ void AddOptions(CLI::App* app, ParsedOptions* parsed, RawOptions* raw) {
   Group(app, "Help").AddFlag("--version", parsed->version, "print the version");
 }
 
+template <typename T>
+std::string Names(int count) {
+  std::string names;
+  for (int i = 0; i < count; ++i)
+    names += fmt::format("{}{}", i == 0 ? "" : ", ", Name(static_cast<T>(i)));
+  return names;
+}
+
 Result<std::vector<DataType>> ParseTypes(const std::string& text) {
   std::vector<DataType> types;
   if (text == "all") {
@@ -179,7 +187,9 @@ Result<std::vector<DataType>> ParseTypes(const std::string& text) {
     return types;
   }
   const std::optional<DataType> type = ParseDataType(text);
-  if (!type) return InvalidArgument(fmt::format("-d: unknown type '{}'", text));
+  if (!type)
+    return InvalidArgument(
+        fmt::format("-d: unknown type '{}'; there are {}, all", text, Names<DataType>(kDataTypes)));
   types.push_back(*type);
   return types;
 }
@@ -191,7 +201,9 @@ Result<std::vector<ReduceOp>> ParseOps(const std::string& text) {
     return ops;
   }
   const std::optional<ReduceOp> op = ParseReduceOp(text);
-  if (!op) return InvalidArgument(fmt::format("-o: unknown operation '{}'", text));
+  if (!op)
+    return InvalidArgument(fmt::format("-o: unknown operation '{}'; there are {}, all", text,
+                                       Names<ReduceOp>(kReduceOps)));
   ops.push_back(*op);
   return ops;
 }
@@ -330,7 +342,13 @@ Result<ParsedOptions> ParseOptions(Operation operation, const std::string& progr
     parsed.help = app.help();
     return parsed;
   } catch (const CLI::ParseError& error) {
-    return InvalidArgument(error.what());
+    // The option with all its names: "-n 0" is not called an error of --iters alone.
+    const std::string text = error.what();
+    const size_t end = text.find(':');
+    const CLI::Option* const option =
+        end == std::string::npos ? nullptr : app.get_option_no_throw(text.substr(0, end));
+    return InvalidArgument(option == nullptr ? text
+                                             : option->get_name(false, true) + text.substr(end));
   }
   if (parsed.version) return parsed;
   if (Status s = Convert(operation, raw, &parsed.options); !s.ok()) return s;

@@ -29,7 +29,7 @@ std::vector<TunerRow> RowsOf(const TunerRow& group, const std::vector<TuneSample
     TunerRow row = group;
     row.algorithm = Best(samples[i], margin);
     row.max_bytes = i + 1 < samples.size() ? Between(samples[i].bytes, samples[i + 1].bytes)
-                                           : TunerRow::kAnyBytes;
+                                           : samples[i].bytes;  // above it nothing was measured
     if (!rows.empty() && rows.back().algorithm == row.algorithm) rows.pop_back();
     rows.push_back(row);
   }
