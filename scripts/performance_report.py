@@ -3,17 +3,17 @@
 """Measures the collectives beside both MPIs and the streaming limit, and shows the results.
 
 usage: performance_report.py measure [--perf DIR] [--out DIR] [--rounds N] [--pin] [--only WHAT,...]
-       performance_report.py report [--out DIR] [--svg FILE]
+       performance_report.py report [--out DIR]
+       performance_report.py links [--perf DIR] [--out DIR] [--rounds N] [--svg FILE]
 
 measure runs the benchmarks under mpirun, once beside Open MPI's default transports and once beside
-its UCX path, and leaves their JSON files in --out. report prints tables in Markdown and draws time
-against size; with several rounds every number is the median over them. docs/performance.md has the
-commands that its numbers were made with.
+its UCX path, and leaves their JSON files in --out. report prints tables in Markdown; with several
+rounds every number is the median over them. links measures 64 MB between four hosts over links of
+several speeds, and draws the times. docs/performance.md has the commands that its numbers were made with.
 """
 import argparse
 import collections
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -178,99 +178,64 @@ def print_tails(out):
                       f"| {time_text(row[f'{prefix}max_us'])} |")
 
 
-# --------------------------------------------------------------------------------------- plot
+# -------------------------------------------------------------------------------------- links
 
-SERIES = [("inccl, fp32", "#0072b2", ""), ("inccl, HBI 6 bits", "#009e73", ""),
-          ("Open MPI", "#d55e00", ""), ("Open MPI, UCX", "#cc79a7", ""),
-          ("streaming limit", "#000000", "4 3")]
-WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 300, 76, 34, 86
-
-
-def series_of(cases, ranks):
-    """{name: [(bytes, us)]}"""
-    found = collections.defaultdict(list)
-    for (op, n, codec, size), case in sorted(cases.items()):
-        if op != "allreduce" or n != ranks:
-            continue
-        ours = mean_of(case, "time_us")
-        if codec != "none":
-            found["inccl, HBI 6 bits"].append((size, ours))
-            continue
-        found["inccl, fp32"].append((size, ours))
-        for name, mpi in (("Open MPI", "default"), ("Open MPI, UCX", "ucx")):
-            if (mpi, "baseline_us") in case:
-                found[name].append((size, case[mpi, "baseline_us"]))
-        found["streaming limit"].append((size, mean_of(case, "limit_us")))
-    return found
+LINKS = [("25 Gbit/s", ["-r", "25gbit"], 10), ("10 Gbit/s", ["-r", "10gbit"], 8), ("1 Gbit/s", ["-r", "1gbit"], 4),
+         ("1 Gbit/s, 20 ms", ["-r", "1gbit", "-d", "10"], 4)]
+SERIES = [("Open MPI, fp32", "#d55e00"), ("inccl, fp32", "#0072b2"), ("inccl, HBI 6 bits", "#009e73")]
+BAR, LEFT, WIDTH = 16, 120, 560
 
 
-def limits(cases, ranks):
-    """The axes of all panels, as logarithms: ((bytes, us), (bytes, us))."""
-    points = [p for n in ranks for line in series_of(cases, n).values() for p in line]
-    low = [math.log10(min(p[i] for p in points)) for i in (0, 1)]
-    high = [math.log10(max(p[i] for p in points)) for i in (0, 1)]
-    return (low[0], math.floor(low[1])), (high[0], math.ceil(high[1]))
+def links(args):
+    """64 MB between four hosts over links of several rates, and a long one: a table, and with --svg a picture."""
+    out = pathlib.Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    root = pathlib.Path(__file__).resolve().parent.parent
+    found = {name: collections.defaultdict(list) for name, _, _ in LINKS}
+    for _ in range(args.rounds):
+        for name, options, iterations in LINKS:
+            file = out / "links.json"
+            line = [str(root / "perf/hosts.sh"), "run", "-h", "4", *options, str(pathlib.Path(args.perf) / "allreduce_bench"),
+                    "--init", "id", "-b", "64M", "-e", "64M", "-n", str(iterations), "-w", "1", "-c", "0", "--codec", "none",
+                    "--codec", "hbi:bits=6", "--baseline", "mpi", "--json", str(file)]
+            done = subprocess.run(line, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                sys.exit(f"{' '.join(line)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            for row in json.loads(file.read_text())["rows"]:
+                if row["in_place"]:
+                    continue
+                plain = row["codec"] == "none"
+                found[name][SERIES[1 if plain else 2][0]].append(row["time_us"] / 1000)
+                if plain:
+                    found[name][SERIES[0][0]].append(row["baseline_us"] / 1000)
+    times = {name: {side: statistics.median(ms) for side, ms in sides.items()} for name, sides in found.items()}
+    print("| 64 MB, 4 hosts | " + " | ".join(f"{side}, ms" for side, _ in SERIES) + " |\n|---" + "|---" * len(SERIES) + "|")
+    for name, sides in times.items():
+        print(f"| {name} | " + " | ".join(f"{sides[side]:.0f}" for side, _ in SERIES) + " |")
+    if args.svg:
+        draw_links(times, args.svg)
 
 
-def panel(cases, ranks, left, axes):
-    series = series_of(cases, ranks)
-    points = [p for line in series.values() for p in line]
-    low, high = axes
-
-    def place(point):
-        x = left + WIDTH * (math.log10(point[0]) - low[0]) / ((high[0] - low[0]) or 1)
-        y = TOP + HEIGHT * (high[1] - math.log10(point[1])) / ((high[1] - low[1]) or 1)
-        return x, y
-
-    text = [f'<text x="{left + WIDTH / 2}" y="{TOP - 12}" text-anchor="middle" '
-            f'font-weight="bold">{ranks} ranks</text>',
-            f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" '
-            'stroke="#888"/>']
-    for size in sorted({p[0] for p in points}):
-        x, _ = place((size, 10 ** low[1]))
-        text.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{TOP + HEIGHT}" '
-                    'stroke="#eee"/>')
-        text.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">'
-                    f'{size_text(size)}</text>')
-    for decade in range(low[1], high[1] + 1):
-        _, y = place((points[0][0], 10 ** decade))
-        name = f"{10.0 ** decade:.10g}"
-        text.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + WIDTH}" y2="{y:.1f}" '
-                    'stroke="#ddd"/>')
-        text.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
-    x, y = left + WIDTH / 2, TOP + HEIGHT + 34
-    text.append(f'<text x="{x}" y="{y}" text-anchor="middle">size of a rank\'s vector '
-                '(1 KB is 1024 bytes)</text>')
-    x, y = left - 62, TOP + HEIGHT / 2
-    text.append(f'<text transform="translate({x} {y}) rotate(-90)" text-anchor="middle">'
-                'time of one all-reduce in microseconds</text>')
-    for name, colour, dashes in SERIES:
-        places = [place(p) for p in series.get(name, [])]
-        if not places:
-            continue
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        text.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" '
-                    f'stroke-dasharray="{dashes}"/>')
-        if not dashes:
-            text += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
-                     for x, y in places]
-    return "\n".join(text) + "\n"
-
-
-def plot(cases, file):
-    ranks = [n for n in (2, 4) if series_of(cases, n)]
-    width = LEFT + len(ranks) * (WIDTH + GAP)
-    text = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 76}" '
-            'font-family="sans-serif" font-size="11">\n<rect width="100%" height="100%" '
-            'fill="white"/>\n')
-    for i, n in enumerate(ranks):
-        text += panel(cases, n, LEFT + i * (WIDTH + GAP), limits(cases, ranks))
-    for i, (name, colour, dashes) in enumerate(SERIES):
-        x, y = LEFT + i * 165, TOP + HEIGHT + 60
-        text += (f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{colour}" '
-                 f'stroke-width="2" stroke-dasharray="{dashes}"/>'
-                 f'<text x="{x + 30}" y="{y + 4}">{name}</text>\n')
-    pathlib.Path(file).write_text(text + "</svg>\n")
+def draw_links(times, file):
+    most = max(max(sides.values()) for sides in times.values())
+    group = BAR * len(SERIES) + 14
+    height = 70 + group * len(times) + 30
+    text = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 80}" height="{height}" font-family="sans-serif" '
+            'font-size="12">', '<rect width="100%" height="100%" fill="white"/>',
+            f'<text x="{LEFT}" y="22" font-weight="bold">All-reduce of 64 MB of fp32 between 4 hosts: milliseconds, less is better</text>']
+    for i, (side, colour) in enumerate(SERIES):
+        text.append(f'<rect x="{LEFT + 170 * i}" y="36" width="12" height="12" fill="{colour}"/>'
+                    f'<text x="{LEFT + 170 * i + 18}" y="47">{side}</text>')
+    for i, (name, sides) in enumerate(times.items()):
+        top = 66 + group * i
+        text.append(f'<text x="{LEFT - 8}" y="{top + group / 2 - 3}" text-anchor="end">{name}</text>')
+        for k, (side, colour) in enumerate(SERIES):
+            width = max(1, WIDTH * sides[side] / most)
+            text.append(f'<rect x="{LEFT}" y="{top + BAR * k}" width="{width:.1f}" height="{BAR - 2}" fill="{colour}"/>'
+                        f'<text x="{LEFT + width + 6:.1f}" y="{top + BAR * k + 12}">{sides[side]:.0f}</text>')
+    text.append(f'<text x="{LEFT}" y="{height - 12}" fill="#555">Hosts are network namespaces of one machine of 2 cores; '
+                '"20 ms" is the round trip.</text></svg>')
+    pathlib.Path(file).write_text("\n".join(text) + "\n")
 
 
 def report(args):
@@ -281,14 +246,12 @@ def report(args):
         print_allreduce(cases, ranks)
     print_others(cases)
     print_tails(args.out)
-    if args.svg:
-        plot(cases, args.svg)
 
 
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(usage=__doc__, add_help=True)
-    parser.add_argument("what", choices=["measure", "report"])
+    parser.add_argument("what", choices=["measure", "report", "links"])
     parser.add_argument("--perf", default=str(root / "build/release/perf"))
     parser.add_argument("--out", default=str(root / "build/performance"))
     parser.add_argument("--rounds", type=int, default=3)
@@ -296,7 +259,7 @@ def main():
     parser.add_argument("--only")
     parser.add_argument("--svg")
     args = parser.parse_args()
-    measure(args) if args.what == "measure" else report(args)
+    {"measure": measure, "report": report, "links": links}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def panel(simulated, estimated, size, rate, left, top, out):
 
 def draw(simulated, estimated, path):
     rates, sizes = [10, 100, 400], [64 << 20, 1 << 20]
-    width, height = WIDTH * len(rates), HEIGHT * len(sizes) + 50
+    width, height = WIDTH * len(rates) + 16, HEIGHT * len(sizes) + 50
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
            f'<rect width="{width}" height="{height}" fill="white"/>']
     for i, size in enumerate(sizes):

@@ -240,8 +240,8 @@ def picture(trace: Trace, plan: Plan) -> str:
     longest = max(model.step_ms(codecs) for _, codecs in rows)
     scale, left, height = 620 / longest, 130, 34
     colour = {run.codec: _COLOURS[i % len(_COLOURS)] for i, run in enumerate(trace.runs)}
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{height * len(rows) + 40}" '
-           'font-family="sans-serif" font-size="12">']
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="840" height="{height * len(rows) + 66}" '
+           'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="white"/>']
     for row, (name, codecs) in enumerate(rows):
         top = 10 + row * height
         out.append(f'<text x="{left - 8}" y="{top + 17}" text-anchor="end">{name}</text>')
@@ -251,7 +251,13 @@ def picture(trace: Trace, plan: Plan) -> str:
                        f'width="{max(0.5, (end - begin) * scale):.1f}" fill="{colour[codec]}" stroke="white"/>')
             out.append(f'<path d="M{left + ready * scale:.1f} {top}v26" stroke="black" stroke-width="0.6"/>')
         out.append(f'<text x="{left + times[-1][2] * scale + 6:.1f}" y="{top + 17}">{times[-1][2]:.1f} ms</text>')
-    out.append(f'<text x="{left}" y="{height * len(rows) + 30}">Boxes: all-reduces of the buckets, coloured by codec. '
+    axis = height * len(rows) + 10
+    out.append(f'<path d="M{left} {axis}h620" stroke="black"/>')
+    for part in range(5):
+        x = left + 155 * part
+        out.append(f'<path d="M{x} {axis}v5" stroke="black"/><text x="{x}" y="{axis + 18}" text-anchor="middle">'
+                   f'{longest * part / 4:.0f}{" ms" if part == 4 else ""}</text>')
+    out.append(f'<text x="{left}" y="{axis + 40}">Boxes: all-reduces of the buckets, coloured by codec. '
                'Lines: when their gradients are ready.</text></svg>')
     return "\n".join(out) + "\n"
 

@@ -55,18 +55,23 @@ def check_numbers(report, out):
 
 
 def check_text(report, out):
-    svg = pathlib.Path(out) / "plot.svg"
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        report.report(types.SimpleNamespace(out=out, svg=str(svg)))
+        report.report(types.SimpleNamespace(out=out))
     text = text.getvalue()
     line = "| 4 KB | 13 us | 28 us | 40 us | 16 us | 6 us | 0.88 | 1.75 | 2.20 | 4.00 |"
     assert line in text, text
     assert "| broadcast | 4 KB | 1.50 (3.00) |" in text, text
     assert "| 16 | ucx, out of place | inccl | 100 us | 900 us | 1.0 ms |" in text, text
-    drawn = xml.etree.ElementTree.parse(svg).getroot()
-    lines = [e for e in drawn.iter() if e.tag.endswith("polyline")]
-    assert len(lines) == 5, len(lines)  # every series of the one panel with data
+
+
+def check_picture(report, out):
+    svg = pathlib.Path(out) / "links.svg"
+    sides = dict(zip((side for side, _ in report.SERIES), (800, 400, 100)))
+    report.draw_links({"1 Gbit/s": sides, "10 Gbit/s": {side: ms / 10 for side, ms in sides.items()}}, svg)
+    boxes = [e for e in xml.etree.ElementTree.parse(svg).getroot().iter() if e.tag.endswith("rect")]
+    bars = [float(e.get("width")) for e in boxes if e.get("height") == str(report.BAR - 2)]
+    assert bars == [part * report.WIDTH for part in (1, 0.5, 0.125, 0.1, 0.05, 0.0125)], bars
 
 
 def check_commands(report):
@@ -90,6 +95,7 @@ def main():
     with tempfile.TemporaryDirectory() as out:
         check_numbers(report, out)
         check_text(report, out)
+        check_picture(report, out)
     check_commands(report)
     print("ok")
 

@@ -139,7 +139,7 @@ def test_files(tmp_path, capsys, rng):
     assert plan.codec_of(1, trace.elements[1]) == "none"
     assert plan.codec_of(1, 1) is None and plan.codec_of(3, 1) is None and plan.codec_of(-1, 1) is None
     boxes = xml.etree.ElementTree.parse(tmp_path / "svg").iter("{http://www.w3.org/2000/svg}rect")
-    assert len(list(boxes)) == 6  # 3 of the run, 3 of the plan
+    assert len(list(boxes)) == 7  # 3 of the run, 3 of the plan, the background
     assert picture(trace, plan) == (tmp_path / "svg").read_text()
 
 
