@@ -35,8 +35,9 @@ TEST(BenchOverhead, SeesMemoryThatIsTouched) {
   const std::vector<char> memory(32u << 20, 1);
   const Result<uint64_t> after = ProportionalSize();
   ASSERT_TRUE(after.ok());
-  EXPECT_GE(*after, *before + (31u << 20));
-  EXPECT_LE(*after, *before + (40u << 20));
+  // Of pages that other processes have, too, the share changes as these come and go.
+  EXPECT_GE(*after, *before + (16u << 20));
+  EXPECT_LE(*after, *before + (48u << 20));
 }
 
 Overhead RunAt(double base) {
