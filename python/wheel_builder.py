@@ -62,7 +62,7 @@ def _library():
 def _licences(needed):
     """{name: text} of what the wheel contains besides inccl, as Debian has it."""
     packages = set(LINKED) if needed else set()
-    for path in needed:
+    for path in needed:  # dpkg knows a file below /lib or below /usr/lib
         owner = subprocess.run(["dpkg", "-S", str(path.resolve()).replace("/usr/lib", "*/lib", 1)], capture_output=True, text=True, check=False)
         packages |= {owner.stdout.partition(":")[0]} - {""}
     files = {package: pathlib.Path("/usr/share/doc", package, "copyright") for package in packages}

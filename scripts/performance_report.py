@@ -259,6 +259,8 @@ def main():
     parser.add_argument("--only")
     parser.add_argument("--svg")
     args = parser.parse_args()
+    if args.svg and args.what != "links":
+        parser.error("--svg: links draws a picture, measure and report do not")
     {"measure": measure, "report": report, "links": links}[args.what](args)
 
 

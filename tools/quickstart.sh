@@ -11,8 +11,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if [ "$(id -u)" = 0 ] && [ -n "${SUDO_USER:-}" ] && [ "$SUDO_USER" != root ]; then
-  exec sudo -u "$SUDO_USER" "$PWD/tools/quickstart.sh" "$@"
+if [ "$(id -u)" = 0 ] && [ "$(stat -c %u .)" = "${SUDO_UID:-0}" ] && [ "${SUDO_UID:-0}" != 0 ]; then
+  exec sudo -H -u "$SUDO_USER" "$PWD/tools/quickstart.sh" "$@"
 fi
 install=1 jobs=$(nproc)
 while [ $# -gt 0 ]; do

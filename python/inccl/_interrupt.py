@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 
 _FOLDER = str(pathlib.Path(__file__).parent) + os.sep
 _PATIENCE = 1.0  # seconds in which a call may end by itself
@@ -62,23 +63,27 @@ def _communicator(frame):
 
 
 def _serve(reader):
-    revoked = None  # the place at which a call was waiting when its communicator was revoked
+    revoked = None
     while True:
         number = reader.recv(1)
-        if number != bytes([signal.SIGINT]) or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            continue
-        place = _place()
-        time.sleep(_PATIENCE)
-        if place is None or place != _place():
-            revoked = None
-            continue
-        comm = _communicator(place[0])
-        if comm is None or place == revoked:  # joining, or the call did not end: as without Python
-            ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(0))
-            os.kill(os.getpid(), signal.SIGINT)
-            return
-        revoked = place
-        try:
-            comm.revoke()
-        except Exception:  # the communicator has ended meanwhile, and with it the call
-            pass
+        if number == bytes([signal.SIGINT]) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            revoked = _end_call(revoked)
+
+
+def _end_call(revoked):
+    """Ends the main thread's call. `revoked` and what is returned: the communicator that was revoked last, weakly; frames
+    are not kept, as they would keep the buffers of their calls."""
+    place = _place()
+    time.sleep(_PATIENCE)
+    if place is None or place != _place():
+        return revoked
+    comm = _communicator(place[0])
+    if comm is None or (revoked is not None and revoked() is comm):  # no call that revoking can end
+        ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(0))  # as without Python
+        os.kill(os.getpid(), signal.SIGINT)
+        return revoked
+    try:
+        comm.revoke()
+    except Exception:  # the communicator has ended meanwhile, and with it the call
+        pass
+    return weakref.ref(comm)

@@ -274,6 +274,7 @@ def init(**config) -> Communicator:
 def init_all(nranks: int, devices: Optional[List[int]] = None) -> List[Communicator]:
     """All ranks of a communicator in this process; a thread of its own uses each of them."""
     nranks = in_range("nranks", nranks, 1)
+    watch()
     if devices is not None and len(devices) != nranks:
         raise InvalidArgument(f"devices: {len(devices)}, expected {nranks}")
     handles = (c_void_p * nranks)()

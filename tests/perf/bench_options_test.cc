@@ -167,6 +167,13 @@ TEST(BenchOptions, CombinationsThatCannotBe) {
   EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Operation::kAllGather).ok());
 }
 
+TEST(BenchOptions, RefusalsNameTheOptionAsTypedAndWhatThereIs) {
+  EXPECT_EQ(Refusal({"-n", "0"}).find("-n,--iters: "), 0u);
+  EXPECT_EQ(Refusal({"-o", "foo"}),
+            "-o: unknown operation 'foo'; there are sum, prod, max, min, avg, all");
+  EXPECT_NE(Refusal({"-d", "flot"}).find("there are int8, uint8, "), std::string::npos);
+}
+
 TEST(BenchOptions, Devices) {
   const BenchOptions o = ParseOk({"--ranks", "2", "--device", "cuda", "--baseline", "nccl"});
   EXPECT_TRUE(o.cuda);
