@@ -6,7 +6,7 @@ target_compile_options(inccl_options INTERFACE
   -Wall -Wextra -Werror -Wshadow $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor> $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
   -ffp-contract=off -fno-math-errno -fstack-protector-strong)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  # Locks as src/base/thread_annotations.h declares them; beta: also the order in which they are taken.
+  # Locks as src/base/mutex.h declares them; beta: also the order in which they are taken.
   target_compile_options(inccl_options INTERFACE -Wno-pass-failed -Wthread-safety -Wthread-safety-beta)
 endif()
 target_compile_definitions(inccl_options INTERFACE

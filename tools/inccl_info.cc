@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/escaped.h"
-#include "base/max_ranks.h"
+#include "base/text.h"
+#include "base/types.h"
 #include "bootstrap/interfaces.h"
 #include "inccl/ccl.h"
 #include "init/options.h"

@@ -12,9 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "base/escaped.h"
-#include "control/status_client.h"
-#include "control/status_server.h"
+#include "base/text.h"
+#include "control/status_socket.h"
 #include "inccl/ccl.h"
 #include "perf/support/output.h"
 #include "tools/status/report.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "base/max_ranks.h"
+#include "base/types.h"
 #include "perf/support/fork_world.h"
 #include "perf/support/host.h"
 #include "perf/support/layout.h"

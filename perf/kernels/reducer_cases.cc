@@ -17,7 +17,7 @@
 #include "perf/support/output.h"
 #include "perf/support/statistics.h"
 #include "reduce/reducer.h"
-#include "reduce/selector.h"
+#include "reduce/select.h"
 
 namespace inccl::perf {
 namespace {

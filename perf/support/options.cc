@@ -8,7 +8,7 @@
 #include <charconv>
 #include <set>
 
-#include "base/max_ranks.h"
+#include "base/types.h"
 #include "perf/support/element.h"
 #include "perf/support/layout.h"
 

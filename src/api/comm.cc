@@ -13,8 +13,8 @@
 
 #include "api/handles.h"
 #include "api/submit.h"
-#include "base/max_ranks.h"
 #include "base/thread.h"
+#include "base/types.h"
 #include "bootstrap/bootstrap.h"
 #include "device/runtime.h"
 #include "init/join.h"

@@ -15,7 +15,6 @@
 #include "api/group.h"
 #include "api/submit.h"
 #include "base/mutex.h"
-#include "base/per_thread.h"
 #include "base/thread.h"
 #include "device/runtime.h"
 

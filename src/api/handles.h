@@ -5,7 +5,13 @@
 #ifndef INCCL_API_HANDLES_H_
 #define INCCL_API_HANDLES_H_
 
+#include <fmt/format.h>
+
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -15,9 +21,9 @@
 #include <thread>
 #include <vector>
 
-#include "api/reductions.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/types.h"
 #include "communicator/communicator.h"
 #include "compress/codec.h"
 #include "compress/residual/residual.h"
@@ -25,6 +31,68 @@
 #include "init/options.h"
 #include "reduce/reducer.h"
 #include "stream/stream.h"
+
+namespace inccl {
+
+// Enumerators that a C caller passes. A value may be none of its type, so the library checks the
+// number before it loads the value as an enumerator.
+
+template <typename Enum>
+int Number(const Enum& value) {
+  int number = 0;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
+inline Result<DataType> ToDataType(const ccl_datatype_t& type) {
+  const int number = Number(type);
+  if (number < 0 || number >= kDataTypes) {
+    return InvalidArgument(fmt::format("type: {}: invalid datatype", number));
+  }
+  return static_cast<DataType>(number);
+}
+
+// The custom reductions of a communicator, by their numbers in the C API. An entry is reused with
+// another generation in its number, so the number of a destroyed reduction stays unknown for
+// millions of later ones.
+
+// A reduction of ccl_redop_create_premulsum.
+struct PreMulSum {
+  DataType type = DataType::kFloat32;
+  Scalar scalar{};
+  const void* scalar_at = nullptr;  // CCL_SCALAR_DEVICE: read when a call runs
+};
+
+class Reductions {
+ public:
+  // The limit of reductions at the same time.
+  static constexpr int kMost = 1 << 16;
+
+  // Returns the number of the new reduction, above those of ccl_redop_t; kInvalidUsage if there are
+  // kMost. May throw std::bad_alloc, without effect.
+  Result<int> Add(const PreMulSum& reduction);
+  const PreMulSum* Find(int number) const;  // nullptr: there is none
+  bool Remove(int number);                  // false: there is none
+  void Clear();
+
+ private:
+  static constexpr int kGenerations = 1 << 14;
+  static constexpr size_t kRest = 256;  // free entries that are kept unused as long as possible
+  static constexpr size_t kNone = kMost;
+  struct Place {
+    std::optional<PreMulSum> reduction;
+    int generation = 0;
+    size_t next = kNone;  // the next free entry; the list starts with the oldest
+  };
+  static size_t PlaceOf(int number);
+  const Place* At(int number) const;
+
+  std::deque<Place> places_;
+  size_t free_ = 0, first_ = kNone, last_ = kNone;
+};
+
+}  // namespace inccl
 
 // A communicator. The objects come from a pool that never unmaps them, so the library recognizes a
 // pointer to a destroyed one until the pool reuses the object, which it delays.

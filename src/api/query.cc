@@ -8,7 +8,7 @@
 #include <string>
 
 #include "api/handles.h"
-#include "base/log_file.h"
+#include "base/log.h"
 #include "compress/warm_up.h"
 #include "config/config_files.h"
 

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "api/enums.h"
 #include "api/handles.h"
 
 namespace inccl {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "device/runtime.h"
-#include "stream/device_stream.h"
+#include "stream/stream.h"
 
 namespace inccl {
 namespace {

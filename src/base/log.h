@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/fd.h"
 #include "base/status.h"
 
 namespace inccl {
@@ -46,7 +47,7 @@ bool ParseLogSubsystems(std::string_view text, uint32_t* mask, std::string* unkn
 
 // Sets level, subsystems and destination. `file`: "" for stderr; %h stands for the host's name, %p
 // for the process id, %% for a %. Returns kSystemError if the file cannot be opened or is not a
-// file of this user alone (log_file.h); lines then go to stderr.
+// file of this user alone (log.h); lines then go to stderr.
 Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file);
 
 namespace internal {
@@ -76,6 +77,22 @@ void Log(LogLevel level, LogSubsystem subsystem, fmt::format_string<First, Rest.
 } catch (const std::exception&) {
   // Out of memory: the line is dropped.
 }
+
+// Where the log goes.
+
+// "" if the name has a % only in %h, the host's name, %p, the process id, and %%, a %; else what it
+// is instead.
+std::string CheckLogFileName(std::string_view name);
+
+// Opens a file for appending, or creates it with mode 0600. Returns kSystemError, naming the file,
+// unless it is a regular file of this user with one link: the log must not follow a link or file
+// that another user has put there. Does not block if the name is a pipe.
+Result<UniqueFd> OpenLogFile(const std::string& name);
+
+// Gets each line in place of the file or stderr: its level ("WARN") and its text, escaped. nullptr:
+// none. Any thread.
+using LogFunction = void (*)(const char* level, const char* text);
+void SetLogFunction(LogFunction function);
 
 }  // namespace inccl
 

@@ -108,6 +108,25 @@ const char* Name(DataType type);     // "float32", ...
 const char* Name(ReduceOp op);       // "sum", ...
 const char* Name(Collective which);  // "allreduce", "reduce_scatter", ...
 
+// The arguments of one collective on one rank. Whatever needs more of a call derives from it.
+
+struct CollectiveArgs {
+  Collective collective = Collective::kAllReduce;
+  DataType type = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  Scalar scalar{};  // kPreMulSum: factor of this rank's elements; the ranks' may differ
+  int nranks = 1;
+  int rank = 0;
+  int root = 0;
+  uint64_t count = 0;           // elements of one vector (SegmentsOf)
+  uint64_t seed = 0, step = 0;  // of a codec's random numbers
+
+  size_t bytes() const { return count * SizeOf(type); }  // of one vector
+};
+
+// The most ranks of a communicator.
+inline constexpr int kMaxRanks = 4096;
+
 }  // namespace inccl
 
 #endif  // INCCL_BASE_TYPES_H_

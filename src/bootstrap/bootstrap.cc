@@ -11,9 +11,9 @@
 #include <set>
 #include <utility>
 
-#include "base/escaped.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/host.h"

@@ -3,15 +3,275 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <optional>
+#include <utility>
 
 #include "base/fault_point.h"
+#include "bootstrap/gathering.h"
+#include "bootstrap/pending_connections.h"
+#include "bootstrap/rendezvous_client.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::bootstrap {
+namespace {
+
+constexpr Time kClientLimit = 4 * kSecond;    // twice the server's; LimitFor
+constexpr Time kMostPatience = 64 * kSecond;  // the kernel forgets a connection that overflowed
+                                              // the peer's queue, and does not tell this rank
+constexpr Time kPause = 2 * kMillisecond;
+constexpr Time kUnreachablePause = 100 * kMillisecond;
+constexpr Time kSocketGrace = kSecond;  // for other threads to close descriptors
+constexpr int kMostRejections = 3;
+
+// Whether the other end has closed the connection, with nothing left to read.
+bool HasEnded(int fd) {
+  std::byte next{};
+  const ssize_t got = recv(fd, &next, sizeof next, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+}  // namespace
+
+LinkAttempt::LinkAttempt(const ConnectTerms* terms, LinkPlan plan)
+    : terms_(terms),
+      plan_(std::move(plan)),
+      state_(plan_.peer < terms->rank ? State::kPausing : State::kAwaited) {}
+
+Time LinkAttempt::NextTime() const {
+  const bool timed = state_ == State::kPausing || state_ == State::kConnecting ||
+                     state_ == State::kHandshaking || (state_ == State::kSwapping && !sent_);
+  return timed ? at_ : kNever;
+}
+
+pollfd LinkAttempt::Awaited() const {
+  const bool idle =
+      state_ == State::kAwaited || state_ == State::kPausing || state_ == State::kDone;
+  const int events = state_ == State::kConnecting ? POLLOUT : POLLIN;
+  return {.fd = idle ? -1 : link_.fd.get(),
+          .events = static_cast<decltype(pollfd::events)>(events),
+          .revents = 0};
+}
+
+Link LinkAttempt::TakeLink() {
+  link_.fds = receiver_.Take();
+  return std::move(link_);
+}
+
+Status LinkAttempt::Start(Time now) {
+  if (now < NextTime()) return Status::Ok();
+  switch (state_) {
+    case State::kPausing: return Connect();
+    case State::kConnecting:
+    case State::kHandshaking: {
+      // This thread may have been stopped while the peer answered in time.
+      pollfd awaited = Awaited();
+      if (poll(&awaited, 1, 0) > 0) {
+        at_ = now + kClientLimit;
+        return Step();
+      }
+      if (state_ == State::kConnecting) return NextAddress(ETIMEDOUT);
+      Pause(kPause);
+      return Status::Ok();
+    }
+    case State::kSwapping: return Swap();
+    case State::kAwaited:
+    case State::kDone: break;
+  }
+  return Status::Ok();
+}
+
+Status LinkAttempt::Step() {
+  switch (state_) {
+    case State::kConnecting: break;
+    case State::kHandshaking: return StepHandshake();
+    case State::kSwapping: return Swap();
+    default: return Status::Ok();
+  }
+  if (const int error = PendingError(link_.fd.get()); error != 0) {
+    if (!is_unix()) return NextAddress(error);
+    return SystemErrorErrno("connect", error);
+  }
+  state_ = State::kHandshaking;
+  unreachable_since_ = 0;
+  if (terms_->patient) {
+    // Longer each time: a connection that this rank has given up waits at the peer until it comes.
+    patience_ = std::clamp(2 * patience_, kClientLimit, kMostPatience);
+    at_ = SystemClock().Now() + patience_;
+  }
+  return is_unix() ? CheckOwner() : Status::Ok();
+}
+
+std::string LinkAttempt::Accept(const ServerHandshake& handshake, bool is_unix, UniqueFd* fd) {
+  // A peer that has given up waiting for the reply connects again.
+  const bool again = state_ == State::kDone && !is_unix && plan_.peer > terms_->rank;
+  if ((state_ != State::kAwaited && !again) || this->is_unix() != is_unix ||
+      handshake.nranks() != static_cast<uint32_t>(terms_->nranks)) {
+    return "no such rank is awaited";
+  }
+  if (!is_unix) {
+    const Result<ConnectionKeys> keys = handshake.Keys();
+    if (!keys.ok()) return keys.status().message();
+    link_.send_key = keys->from_server;
+    link_.receive_key = keys->from_client;
+  }
+  // The kernel takes a reply to a peer that has given up, too. That peer connects again, perhaps
+  // after this rank has stopped to listen if this connection counts.
+  const Bytes reply = handshake.reply();
+  if (HasEnded(fd->get()) || !WriteAll(fd->get(), reply))
+    return "it closed before it authenticated";
+  link_.fd = std::move(*fd);
+  state_ = is_unix ? State::kSwapping : State::kDone;  // swaps at once, since `at_` is over
+  return "";
+}
+
+void LinkAttempt::Pause(Time pause) {
+  link_.fd.Reset();
+  state_ = State::kPausing;
+  at_ = SystemClock().Now() + pause;
+}
+
+Status LinkAttempt::NextAddress(int error) {
+  last_failure_ =
+      fmt::format("{}: {}", target().ToString(), SystemErrorErrno("connect", error).message());
+  all_refused_ = all_refused_ && error == ECONNREFUSED;
+  if (++address_ < plan_.addresses.size()) {
+    Pause(0);
+    return Status::Ok();
+  }
+  if (all_refused_) {
+    return RemoteError(fmt::format("does not listen any more (process died?); {}", last_failure_));
+  }
+  if (terms_->patient &&
+      SystemClock().Now() - unreachable_since_ >= terms_->timeout_ms * kMillisecond) {
+    return RemoteError(
+        fmt::format("no connection within {} ms; {}", terms_->timeout_ms, last_failure_));
+  }
+  address_ = 0;
+  all_refused_ = true;
+  Pause(kUnreachablePause);
+  return Status::Ok();
+}
+
+Status LinkAttempt::Connect() {
+  int error = 0;
+  const Time now = SystemClock().Now();
+  if (unreachable_since_ == 0) unreachable_since_ = now;
+  Result<UniqueFd> fd = bootstrap::Connect(target(), &error);
+  if (!fd.ok()) return fd.status();
+  if (IsLack(error)) {
+    if (lacking_since_ == 0) lacking_since_ = now;
+    last_failure_ = fmt::format("no socket to {}: {}", target().ToString(), SocketErrorText(error));
+    if (terms_->patient && now - lacking_since_ > kSocketGrace) return SystemError(last_failure_);
+    Pause(kUnreachablePause);
+    return Status::Ok();
+  }
+  lacking_since_ = 0;
+  if (error == EAGAIN) {  // the peer's backlog is full
+    Pause(kPause);
+    return Status::Ok();
+  }
+  if (error != 0 && (error == ECONNREFUSED || !is_unix())) return NextAddress(error);
+  if (error != 0) return SystemErrorErrno("connect", error);
+  FAULT_POINT("mesh.after_connect");
+  Nonce nonce;
+  if (Status status = FillRandom(nonce); !status.ok()) return status;
+  link_.fd = *std::move(fd);
+  state_ = State::kConnecting;
+  at_ = now + LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
+  if (terms_->patient) {  // the handshake has a limit of its own
+    at_ = std::min(now + kClientLimit, unreachable_since_ + terms_->timeout_ms * kMillisecond);
+  }
+  if (terms_->watch) terms_->watch(link_.fd.get());
+  handshake_.Start(&terms_->handshake,
+                   {.rank = static_cast<uint32_t>(terms_->rank),
+                    .nranks = static_cast<uint32_t>(terms_->nranks),
+                    .server = static_cast<uint32_t>(plan_.peer),
+                    .connection = plan_.connection},
+                   nonce);
+  return Status::Ok();
+}
+
+Status LinkAttempt::CheckOwner() {
+  const Result<PeerCredentials> owner = GetPeerCredentials(link_.fd.get());
+  if (!owner.ok()) return owner.status();
+  if (owner->uid != geteuid()) {
+    return InvalidUsage(
+        fmt::format("its socket belongs to uid {}, not to uid {}", owner->uid, geteuid()));
+  }
+  return Status::Ok();
+}
+
+Status LinkAttempt::StepHandshake() {
+  std::array<std::byte, kHelloBytes> buffer;
+  const IoResult got = ReadSome(link_.fd.get(), std::span(buffer).first(handshake_.wanted()));
+  if (got.error == EAGAIN) return Status::Ok();
+  if (got.error != 0 || got.closed) {
+    // A busy peer has dropped the connection, or the peer died, which the next attempt shows.
+    if (got.closed && handshake_.state() == ClientHandshake::State::kReadingReply &&
+        ++rejections_ == kMostRejections) {
+      return InternalError("rejects the handshake");
+    }
+    Pause(kPause);
+    return Status::Ok();
+  }
+  const ClientHandshake::State before = handshake_.state();
+  const ClientHandshake::State after = handshake_.Feed(std::span(buffer).first(got.bytes));
+  if (handshake_.fault() == HandshakeFault::kCrypto) {
+    return SystemError(Describe(handshake_.fault()));
+  }
+  if (after == ClientHandshake::State::kFailed) {
+    return InvalidUsage(fmt::format("its socket is not ours: {}", Describe(handshake_.fault())));
+  }
+  if (after == ClientHandshake::State::kReadingReply && before != after &&
+      !WriteAll(link_.fd.get(), handshake_.hello())) {
+    Pause(kPause);
+    return Status::Ok();
+  }
+  // From here on the peer may count this connection, and send on it.
+  if (terms_->patient && after == ClientHandshake::State::kReadingReply) at_ = kNever;
+  return after == ClientHandshake::State::kDone ? Authenticated() : Status::Ok();
+}
+
+Status LinkAttempt::Authenticated() {
+  FAULT_POINT("mesh.after_handshake");
+  if (is_unix()) {
+    state_ = State::kSwapping;
+    return Swap();
+  }
+  const Result<ConnectionKeys> keys = handshake_.Keys();
+  if (!keys.ok()) return keys.status();
+  link_.send_key = keys->from_client;
+  link_.receive_key = keys->from_server;
+  state_ = State::kDone;
+  return Status::Ok();
+}
+
+Status LinkAttempt::Swap() {
+  if (!sent_) {
+    FAULT_POINT("mesh.before_swap");
+    Result<bool> sent = SendFds(link_.fd.get(), terms_->share_fds);
+    if (!sent.ok()) return sent.status();
+    sent_ = *sent;
+    at_ = SystemClock().Now() + kPause;  // time of the next attempt
+  }
+  if (!received_) {
+    Result<bool> received = receiver_.Receive(link_.fd.get());
+    if (!received.ok()) return received.status();
+    received_ = *received;
+  }
+  if (sent_ && received_) {
+    state_ = State::kDone;
+    FAULT_POINT("mesh.after_swap");
+  }
+  return Status::Ok();
+}
+
 namespace {
 
 constexpr Time kServerLimit = 2 * kSecond;
@@ -226,6 +486,44 @@ void Connector::MoveTo(std::vector<UniqueFd>* open) {
     open->push_back(std::move(entrance.listener.fd));
     entrance.pending.MoveTo(open);
   }
+}
+
+namespace {
+
+Status Run(const ConnectTerms& terms, Connector* connector) {
+  while (true) {
+    if (Status status = connector->Failure(); !status.ok()) return status;
+    const std::vector<int> missing = connector->Missing();
+    if (missing.empty()) return Status::Ok();
+    if (Status status = terms.check(missing); !status.ok()) {
+      return {status.code(), status.message() + connector->LastFailure()};
+    }
+    const Time now = SystemClock().Now();
+    if (now >= terms.deadline) {
+      return TimeoutError(fmt::format("no connection with {} within {} ms{}", ListRanks(missing),
+                                      terms.timeout_ms, connector->LastFailure()));
+    }
+    const Result<int> polled = connector->Poll(std::min(terms.deadline, now + kCancelLag));
+    if (!polled.ok()) return polled.status();
+  }
+}
+
+}  // namespace
+
+Status ConnectPeers(ConnectTerms terms, const std::vector<LinkPlan>& plans,
+                    std::vector<Listener> listeners, std::vector<Link>* links,
+                    std::vector<UniqueFd>* open) {
+  terms.expected = plans.size();
+  Connector connector(&terms, std::move(listeners));
+  for (const LinkPlan& plan : plans) connector.Begin(plan);
+  if (Status status = Run(terms, &connector); !status.ok()) {
+    connector.MoveTo(open);
+    return status;
+  }
+  for (Connector::Ended& ended : connector.TakeEnded()) {
+    links->push_back(std::move(ended.link).value());
+  }
+  return Status::Ok();
 }
 
 }  // namespace inccl::bootstrap

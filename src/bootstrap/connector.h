@@ -5,7 +5,13 @@
 #ifndef INCCL_BOOTSTRAP_CONNECTOR_H_
 #define INCCL_BOOTSTRAP_CONNECTOR_H_
 
+#include <poll.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,11 +19,133 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
-#include "bootstrap/connect_peers.h"
-#include "bootstrap/link_attempt.h"
+#include "bootstrap/handshake.h"
+#include "bootstrap/interfaces.h"
 #include "bootstrap/pending_connections.h"
+#include "bootstrap/socket.h"
 
 namespace inccl::bootstrap {
+
+// Connects a rank with its peers. Of every pair the higher rank connects and the lower one accepts;
+// both prove that they know the communicator's key. Over unix sockets, which join the ranks of one
+// machine, both check that the peer belongs to the same user, and each passes its descriptors to
+// the other.
+
+// A connection to make.
+struct LinkPlan {
+  int peer = 0;
+  uint16_t connection = 0;  // number among those with this peer
+  std::string peer_name;    // for errors
+  // Where the peer listens, in the order to try; all unix or all TCP. The accepting end needs them,
+  // too, to know which kind is due.
+  std::vector<SocketAddress> addresses;
+};
+
+// A connection that has been made.
+struct Link {
+  UniqueFd fd;
+  Key send_key, receive_key;  // of TCP connections
+  std::vector<UniqueFd> fds;  // that the peer has passed
+};
+
+struct ConnectTerms {
+  int rank = 0, nranks = 1;
+  HandshakeTerms handshake;
+  size_t expected = 0;  // connections that peers may begin at once
+  std::vector<int> share_fds;
+  Time deadline = kNever;
+  int timeout_ms = 0;
+  AddressFilter sources;  // of TCP connections; others are refused
+  // Called repeatedly with the peers that lack a connection; its error ends the attempt.
+  // When `check_fd` becomes readable, it is called at once; -1: none.
+  std::function<Status(const std::vector<int>& missing)> check;
+  int check_fd = -1;
+  // Peers may come late: this rank waits for the greeting of one that it has connected to, and does
+  // not end a connection whose handshake has begun. If no address can be connected to for
+  // `timeout_ms`, the connection fails. The rank accepts while it awaits a peer only.
+  bool patient = false;
+  // The plan of a connection that a peer has begun and this rank has not; none: it is refused.
+  std::function<std::optional<LinkPlan>(int peer, int connection)> expects;
+  // Called with each new socket, so that the owner can wait for it, too.
+  std::function<void(int fd)> watch;
+};
+
+struct Listener {
+  UniqueFd fd;
+  bool is_unix = false;
+};
+
+// Runs until all connections are made; links->at(i) is that of plans[i], which are in the order of
+// peers and numbers. Errors name the peer. After a failure, `open` holds the descriptors; the
+// caller closes them only after it has reported the failure, because a peer that sees them closed
+// earlier would blame this rank.
+Status ConnectPeers(ConnectTerms terms, const std::vector<LinkPlan>& plans,
+                    std::vector<Listener> listeners, std::vector<Link>* links,
+                    std::vector<UniqueFd>* open);
+
+// One connection to a peer while it is being made.
+
+class LinkAttempt {
+ public:
+  // `terms` outlives the attempt. The higher rank of the pair connects.
+  LinkAttempt(const ConnectTerms* terms, LinkPlan plan);
+
+  const LinkPlan& plan() const { return plan_; }
+  bool is_unix() const { return plan_.addresses.front().is_unix(); }
+  bool done() const { return state_ == State::kDone; }
+  // Of a failed attempt to connect; "": none has failed.
+  const std::string& last_failure() const { return last_failure_; }
+  // When Start has something to do, unless the socket becomes ready before.
+  Time NextTime() const;
+  // What to wait for; fd -1: nothing.
+  pollfd Awaited() const;
+
+  // Does what is due now. An error ends the attempt.
+  Status Start(Time now);
+  // The socket is ready.
+  Status Step();
+  // Takes over the connection that the peer has made, or returns why not. `is_unix`: its kind.
+  std::string Accept(const ServerHandshake& handshake, bool is_unix, UniqueFd* fd);
+
+  Link TakeLink();
+  UniqueFd TakeFd() { return std::move(link_.fd); }
+
+ private:
+  enum class State : uint8_t {
+    kAwaited,      // the peer connects to this rank
+    kPausing,      // this rank connects again at `at_`
+    kConnecting,   // limited by `at_`
+    kHandshaking,  // limited by `at_`
+    kSwapping,     // exchanging descriptors
+    kDone
+  };
+
+  const SocketAddress& target() const { return plan_.addresses[address_]; }
+  void Pause(Time pause);
+  Status Connect();
+  // The current address has failed with this errno: goes on to the next one.
+  Status NextAddress(int error);
+  Status CheckOwner();
+  Status StepHandshake();
+  Status Authenticated();
+  Status Swap();
+
+  const ConnectTerms* terms_;
+  const LinkPlan plan_;
+  State state_;
+  Link link_;
+  Time at_ = 0;
+  Time unreachable_since_ = 0;  // 0: the last attempt has reached the peer
+  Time lacking_since_ = 0;      // 0: the last attempt had a socket
+  Time patience_ = 0;           // how long this rank waited for the last greeting
+  size_t address_ = 0;          // the address to try
+  bool all_refused_ = true;     // by the addresses tried in this round
+  std::string last_failure_;
+  ClientHandshake handshake_;
+  FdReceiver receiver_;
+  bool sent_ = false, received_ = false;
+  int rejections_ = 0;
+};
 
 class Connector {
  public:

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-#include "base/escaped.h"
+#include "base/text.h"
 
 namespace inccl::bootstrap {
 namespace {

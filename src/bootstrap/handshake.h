@@ -30,8 +30,8 @@
 #include <optional>
 #include <span>
 
-#include "base/max_ranks.h"
 #include "base/status.h"
+#include "base/types.h"
 #include "bootstrap/crypto.h"
 
 namespace inccl::bootstrap {

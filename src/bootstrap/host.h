@@ -22,6 +22,14 @@ Result<uint64_t> HostId(const std::string& override);
 // other user may read or write. A kInvalidUsage names the file and what is wrong.
 Result<Secret> ReadSecretFile(const std::string& path);
 
+// Checks whether the process at the other end of a unix socket runs in this process's container.
+// Abstract names belong to a network namespace, which containers can share, and user ids do not
+// distinguish containers: root of one is root of the other.
+
+// Returns kInvalidUsage unless /proc shows the peer in the same user and pid namespace, e.g.
+// "process 4711, which is in another pid namespace".
+Status CheckPeerNamespaces(int fd);
+
 }  // namespace inccl::bootstrap
 
 #endif  // INCCL_BOOTSTRAP_HOST_H_

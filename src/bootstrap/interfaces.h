@@ -4,6 +4,9 @@
 #ifndef INCCL_BOOTSTRAP_INTERFACES_H_
 #define INCCL_BOOTSTRAP_INTERFACES_H_
 
+#include <sys/socket.h>
+
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +20,57 @@
 #include "base/status.h"
 #include "bootstrap/launcher.h"
 #include "bootstrap/unique_id.h"
+#include "config/variables.h"
+
+namespace inccl::bootstrap {
+
+// INCCL_SOCKET_ALLOW: the networks from which listeners accept TCP connections.
+
+class AddressFilter {
+ public:
+  AddressFilter() = default;  // admits every address
+  // A list like "10.0.0.0/8,192.0.2.7,2001:db8::/32"; "" admits every address. A kInvalidArgument
+  // names the wrong word.
+  static Result<AddressFilter> Parse(std::string_view list);
+
+  bool Admits(const sockaddr_storage& address) const;
+  // As Admits for the other end of a connection, and true if that is on this host.
+  bool AdmitsPeerOf(int fd, const sockaddr_storage& peer) const;
+
+  bool operator==(const AddressFilter&) const = default;
+
+ private:
+  struct Network {
+    int family = AF_INET;
+    std::array<std::byte, 16> address{};
+    int bits = 0;
+
+    bool operator==(const Network&) const = default;
+  };
+  std::vector<Network> networks_;
+};
+
+}  // namespace inccl::bootstrap
+
+namespace inccl {
+
+// At which TCP ports a rank listens, and whose connections it accepts.
+
+struct ListenRules {
+  PortRange ports;
+  bootstrap::AddressFilter sources;
+
+  bool operator==(const ListenRules&) const = default;
+  // A kInvalidArgument says what is wrong with INCCL_SOCKET_ALLOW, without its name.
+  static Result<ListenRules> Of(const Environment& environment) {
+    Result<bootstrap::AddressFilter> sources =
+        bootstrap::AddressFilter::Parse(environment.socket_allow);
+    if (!sources.ok()) return sources.status();
+    return ListenRules{environment.port_range, *std::move(sources)};
+  }
+};
+
+}  // namespace inccl
 
 namespace inccl::bootstrap {
 

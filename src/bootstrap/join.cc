@@ -12,8 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/fault_point.h"
-#include "bootstrap/connect_peers.h"
-#include "bootstrap/fd_passing.h"
+#include "bootstrap/connector.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/host.h"
 #include "bootstrap/interfaces.h"

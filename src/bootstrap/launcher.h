@@ -30,4 +30,16 @@ Result<Launcher> FindLauncher(const GetEnv& get);
 
 }  // namespace inccl
 
+namespace inccl::bootstrap {
+
+// Identifies the job of a process that Hydra (mpiexec of MPICH, MVAPICH and Intel MPI) has started.
+// Hydra puts no job name into the environment, but all of its ranks on a host descend from one
+// Hydra process, the proxy.
+
+// Returns e.g. "4711 started 823645": process id and start time (clock ticks since boot) of the
+// nearest ancestor that is a proxy. Empty if there is none.
+std::string HydraProxy();
+
+}  // namespace inccl::bootstrap
+
 #endif  // INCCL_BOOTSTRAP_LAUNCHER_H_

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "bootstrap/aead.h"
 #include "bootstrap/control_graph.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/handshake.h"

@@ -4,9 +4,11 @@
 #ifndef INCCL_BOOTSTRAP_MESSAGES_H_
 #define INCCL_BOOTSTRAP_MESSAGES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -16,6 +18,44 @@
 #include "bootstrap/unique_id.h"
 
 namespace inccl::bootstrap {
+
+// Messages on an authenticated stream: u32 length of the body, u8 kind, body; little endian. On a
+// sealed stream (TCP) the body is encrypted, a tag of 16 bytes follows it and counts in the length,
+// and the tag covers length and kind, too.
+
+inline constexpr size_t kFrameHeaderBytes = 5;
+// Large enough for the table of a thousand ranks with large blobs.
+inline constexpr uint32_t kMaxFrameBody = 16 << 20;
+
+// Seals the frame if `seal` is not null. Returns false if libcrypto fails; *out is then unchanged.
+bool AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out, Aead* seal = nullptr);
+
+// Splits a stream into frames. It never holds more than has arrived, whatever a length field
+// claims.
+class FrameParser {
+ public:
+  explicit FrameParser(uint32_t max_body = kMaxFrameBody) : max_body_(max_body) {}
+
+  // The frames of the stream are sealed. Called before the first Append.
+  void Protect(Aead open) { open_ = std::move(open); }
+
+  struct Frame {
+    uint8_t kind = 0;
+    Bytes body;  // valid until the next call
+  };
+  enum class Next : uint8_t { kFrame, kNeedMore, kMalformed };
+
+  void Append(Bytes bytes);
+  Next Pop(Frame* frame);
+  size_t buffered() const { return buffer_.size() - begin_; }
+
+ private:
+  uint32_t max_body_;
+  std::optional<Aead> open_;
+  bool broken_ = false;  // a frame did not open
+  std::vector<std::byte> buffer_;
+  size_t begin_ = 0;  // start of the data that has not been popped
+};
 
 // A rank sends kRegister first, then a blob as often as all others do, and kDone when it has all it
 // needs, or kFailed. The root sends kTable when all ranks have registered, all blobs when each rank

@@ -3,11 +3,18 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <utility>
+
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "bootstrap/host.h"
+#include "bootstrap/pending_connections.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -144,6 +151,263 @@ Status RendezvousClient::Check() {
         fmt::format("unexpected message of kind {} from {}", (*frame)->kind, root_name_)));
   }
   return Status::Ok();
+}
+
+// How a rank finds the rendezvous.
+
+namespace {
+
+// Longer than the root's own limit, so that the client does not give up before a slow root does.
+constexpr Time kAttemptLimit = 4 * kSecond;
+constexpr Time kFirstPause = kMillisecond;
+constexpr Time kLongestPause = 50 * kMillisecond;
+constexpr int kMostRootRejections = 3;  // a root under attack may reject a correct client
+constexpr int kMostAbsences = 5;        // attempts without a listener where one must exist
+
+// How one attempt to connect and authenticate ended.
+struct Attempt {
+  enum class Outcome : uint8_t {
+    kAuthenticated,
+    kAbsent,    // no process listens
+    kRejected,  // the root closed the connection after the hello
+    kBroken,    // another attempt may succeed
+    kHopeless,
+  };
+  Outcome outcome = Outcome::kBroken;
+  UniqueFd fd;
+  std::optional<StreamCipher> cipher;
+  std::string why;
+  Status status;  // when kHopeless
+};
+
+Attempt Broken(std::string why) {
+  Attempt attempt;
+  attempt.why = std::move(why);
+  return attempt;
+}
+
+Attempt Hopeless(Status status) {
+  Attempt attempt;
+  attempt.outcome = Attempt::Outcome::kHopeless;
+  attempt.status = std::move(status);
+  return attempt;
+}
+
+// A unique id says itself where its rendezvous is, and which key that has, but for a secret file.
+bool HasTheKey(const RootTarget& target) { return !target.may_come_later && !target.secret_file; }
+
+// The address has come to another process.
+Status NotOfTheId(const std::string& where, const std::string& why) {
+  return RemoteError(fmt::format(
+      "the rendezvous at {} is not that of the id ({}): the process that made the id has ended, or "
+      "the id has served already (one id, one communicator)",
+      where, why));
+}
+
+Status WhyNot(HandshakeFault fault, const std::string& where, const RootTarget& target) {
+  if (fault == HandshakeFault::kCrypto) return SystemError(Describe(fault));
+  if (HasTheKey(target) && fault != HandshakeFault::kVersion) {
+    return NotOfTheId(where, Describe(fault));
+  }
+  return InvalidUsage(fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault)));
+}
+
+Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& target,
+                     const ClientOptions& options, Time until) {
+  Nonce nonce;
+  if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
+  ClientHandshake handshake;
+  handshake.Start(&target.terms,
+                  {.rank = static_cast<uint32_t>(options.rank),
+                   .nranks = static_cast<uint32_t>(options.nranks)},
+                  nonce);
+  std::array<std::byte, kHelloBytes> buffer;
+  while (true) {
+    if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options))
+      return Broken("it does not answer");
+    const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
+    if (got.error == EAGAIN) continue;
+    if (got.error != 0) return Broken(SocketErrorText(got.error));
+    const ClientHandshake::State before = handshake.state();
+    if (got.closed) {
+      Attempt attempt = Broken("it closed the connection during authentication");
+      if (before == ClientHandshake::State::kReadingReply) {
+        attempt.outcome = Attempt::Outcome::kRejected;
+      }
+      return attempt;
+    }
+    const ClientHandshake::State after = handshake.Feed(std::span(buffer).first(got.bytes));
+    if (after == ClientHandshake::State::kFailed) {
+      return Hopeless(WhyNot(handshake.fault(), where, target));
+    }
+    if (after == ClientHandshake::State::kReadingReply && before != after &&
+        !WriteAll(fd.get(), handshake.hello())) {
+      return Broken("it closed the connection during authentication");
+    }
+    if (after == ClientHandshake::State::kDone) break;
+  }
+  Result<ConnectionKeys> keys = handshake.Keys();
+  if (!keys.ok()) return Hopeless(keys.status());
+  Result<StreamCipher> cipher = StreamCipher::Create(keys->from_client, keys->from_server);
+  if (!cipher.ok()) return Hopeless(cipher.status());
+  Attempt attempt;
+  attempt.outcome = Attempt::Outcome::kAuthenticated;
+  attempt.fd = std::move(fd);
+  attempt.cipher = *std::move(cipher);
+  return attempt;
+}
+
+// Of a unix socket: whether the process that listens may be ours. An error of kRemoteError says
+// that it has ended.
+Status CheckOwner(int fd, const std::string& where, bool same_container) {
+  const Result<PeerCredentials> peer = GetPeerCredentials(fd);
+  if (!peer.ok()) return peer.status();
+  if (peer->uid != geteuid()) {
+    return InvalidUsage(fmt::format(
+        "the rendezvous at {} belongs to process {} of uid {}, not to uid {}: another user has "
+        "taken its name; another INCCL_JOB, equal on all ranks, gives another one",
+        where, peer->pid, peer->uid, geteuid()));
+  }
+  if (!same_container) return Status::Ok();
+  Status status = CheckPeerNamespaces(fd);
+  if (status.ok() || status.code() == Code::kRemoteError) return status;
+  return InvalidUsage(
+      fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "
+                  "INCCL_SECRET_FILE",
+                  where, status.message()));
+}
+
+Attempt TryOnce(const SocketAddress& address, const RootTarget& target,
+                const ClientOptions& options) {
+  const std::string where = address.ToString();
+  const Time limit = LimitFor(kAttemptLimit, static_cast<size_t>(options.nranks));
+  const Time until = std::min(options.deadline, SystemClock().Now() + limit);
+  int error = 0;
+  Result<UniqueFd> fd = Connect(address, &error);
+  if (!fd.ok()) return Hopeless(fd.status());
+  if (error == 0) {
+    if (!RendezvousClient::WaitFor(fd->get(), POLLOUT, until, options))
+      return Broken("it does not answer");
+    error = PendingError(fd->get());
+  }
+  if (error != 0) {
+    Attempt attempt = Broken(SocketErrorText(error));
+    if (error == ECONNREFUSED) attempt.outcome = Attempt::Outcome::kAbsent;
+    return attempt;
+  }
+  FAULT_POINT("bootstrap.after_connect");
+  if (address.is_unix()) {
+    const Status owner = CheckOwner(fd->get(), where, target.same_container);
+    if (owner.code() == Code::kRemoteError) return Broken(owner.message());
+    if (!owner.ok()) return Hopeless(owner);
+  }
+  return Authenticate(*std::move(fd), where, target, options, until);
+}
+
+// The error if another attempt is useless; else OK.
+Status GiveUp(const RootTarget& target, const std::string& where, const Attempt& last,
+              int rejections, int absences) {
+  if (last.outcome == Attempt::Outcome::kHopeless) return last.status;
+  // A rendezvous of another job may be about to end, which leaves its place to this one's.
+  if (rejections >= kMostRootRejections && target.open == nullptr) {
+    if (HasTheKey(target)) return NotOfTheId(where, "it rejects this rank");
+    return InvalidUsage(
+        fmt::format("the rendezvous at {} rejects this rank: the ids, the jobs or the secret files "
+                    "differ (INCCL_SECRET_FILE is {} on this rank)",
+                    where, target.secret_file ? "set" : "not set"));
+  }
+  if (absences >= kMostAbsences && !target.may_come_later) {
+    return RemoteError(fmt::format(
+        "there is no rendezvous at {}: the process that made the id has ended or is on another "
+        "host, or the id has served already (one id, one communicator){}",
+        where, target.advice));
+  }
+  return Status::Ok();
+}
+
+// One attempt at each address.
+struct Round {
+  Attempt last;  // the one that authenticated, else the last that reached a listener
+  std::string where;
+  int rejections = 0;
+  bool all_absent = true;
+};
+
+Round TryAll(const RootTarget& target, const ClientOptions& options) {
+  Round round;
+  for (const SocketAddress& address : target.addresses) {
+    Attempt attempt = TryOnce(address, target, options);
+    if (attempt.outcome == Attempt::Outcome::kRejected) ++round.rejections;
+    if (attempt.outcome == Attempt::Outcome::kAbsent && !round.last.why.empty()) continue;
+    if (attempt.outcome != Attempt::Outcome::kAbsent) round.all_absent = false;
+    round.last = std::move(attempt);
+    round.where = address.ToString();
+    if (round.last.outcome == Attempt::Outcome::kAuthenticated ||
+        round.last.outcome == Attempt::Outcome::kHopeless) {
+      break;
+    }
+  }
+  return round;
+}
+
+// Says why no rendezvous has been found so far.
+std::string WhyNone(const RootTarget& target, const Round& round, const std::string& obstacle) {
+  if (!obstacle.empty()) {
+    return fmt::format("{}; this rank cannot listen there: {}; another program has the place",
+                       round.last.why, obstacle);
+  }
+  if (!round.all_absent || !target.may_come_later) return round.last.why;
+  return round.last.why + "; has rank 0 been started, on this host?";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTarget& target,
+                                                                    const ClientOptions& options) {
+  std::string where;
+  for (const SocketAddress& address : target.addresses) {
+    where += (where.empty() ? "" : ", ") + address.ToString();
+  }
+  if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
+  int rejections = 0, absences = 0;
+  Time pause = kFirstPause;
+  const Time start = SystemClock().Now();
+  bool opened = target.open == nullptr, warned = false;
+  std::string obstacle;
+  while (true) {
+    if (Status status = CancelledBy(options); !status.ok()) return status;
+    if (!opened) {
+      const Result<std::string> outcome = target.open();
+      if (!outcome.ok()) return NamedBy(options, outcome.status());
+      obstacle = *outcome;
+      opened = obstacle.empty();
+    }
+    Round round = TryAll(target, options);
+    if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
+      return std::unique_ptr<RendezvousClient>(new RendezvousClient(
+          std::move(round.last.fd), *std::move(round.last.cipher), round.where, options));
+    }
+    rejections += round.rejections;
+    if (round.all_absent) ++absences;
+    if (Status end = GiveUp(target, where, round.last, rejections, absences); !end.ok()) {
+      return NamedBy(options, end);
+    }
+    const Time now = SystemClock().Now();
+    if (now >= options.deadline) {
+      return NamedBy(
+          options, TimeoutError(fmt::format("no rendezvous at {} within {} ms: {}", where,
+                                            options.timeout_ms, WhyNone(target, round, obstacle))));
+    }
+    if (!warned && now - start >= options.patience) {
+      warned = true;
+      Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+          "rank {}/{}: init: still no rendezvous at {}, after {} ms: {}; the limit is {} ms",
+          options.rank, options.nranks, where, options.patience / kMillisecond,
+          WhyNone(target, round, obstacle), options.timeout_ms);
+    }
+    SleepUntil(std::min(options.deadline, now + pause));
+    pause = std::min(kLongestPause, 2 * pause);
+  }
 }
 
 }  // namespace inccl::bootstrap

@@ -17,7 +17,6 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
-#include "bootstrap/frame.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/messages.h"

@@ -6,8 +6,13 @@
 #ifndef INCCL_BOOTSTRAP_RENDEZVOUS_SERVER_H_
 #define INCCL_BOOTSTRAP_RENDEZVOUS_SERVER_H_
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,15 +25,113 @@
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "bootstrap/address_filter.h"
+#include "bootstrap/gathering.h"
 #include "bootstrap/handshake.h"
-#include "bootstrap/listen_rules.h"
+#include "bootstrap/interfaces.h"
+#include "bootstrap/messages.h"
 #include "bootstrap/pending_connections.h"
-#include "bootstrap/rendezvous_root.h"
-#include "bootstrap/rendezvous_session.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::bootstrap {
+
+// One authenticated connection of the rendezvous: frames that arrive, and what is still to be sent.
+
+// A connection that has proven that it knows the secret.
+struct Session {
+  static constexpr uint32_t kMaxFromRank = 128 * 1024;  // body of a frame that a rank sends
+
+  enum class State : uint8_t { kRegistering, kJoined, kDone, kClosing };
+
+  UniqueFd fd;
+  State state = State::kRegistering;
+  Time deadline = 0;  // while registering or closing
+  uint32_t rank = 0;  // from the handshake
+  uint32_t pid = 0;   // from the registration
+  FrameParser in{kMaxFromRank};
+  std::optional<Aead> seal;
+  std::vector<std::byte> out;
+  std::optional<std::vector<std::byte>> blob;  // that waits for those of other ranks
+  bool shut = false;
+
+  // Reads what has arrived and passes the frames on until the session is closing. Returns false if
+  // the other end has gone, or has sent what is no frame.
+  bool Read(const std::function<void(const FrameParser::Frame&)>& on_frame);
+  // Sends what the socket takes now; the rest stays in `out`.
+  void Flush();
+  void Send(MessageKind kind, Bytes body);
+  // Sends the last message, then closes when the other end has closed.
+  void Dismiss(MessageKind kind, Bytes body);
+  void Close();
+  bool member() const { return state == State::kJoined || state == State::kDone; }
+  bool own() const { return pid == static_cast<uint32_t>(getpid()); }  // of this process
+};
+
+// The rendezvous of one communicator. It gathers a registration from each rank, checks that they
+// agree, sends all of them the table of ranks and what they give each other, and
+// sends "go" when every rank has all it needs. It
+// reports a failure to every rank that is connected and to those that come later. The server
+// (rendezvous_server.h) owns the connections, and calls it in its thread.
+
+struct RootOptions {
+  Time lifetime = 240 * kSecond;  // from the first registration on
+  // The ranks come at once or never: late ones learn of a failure only for a short time.
+  bool at_once = false;
+  int nranks = 0;             // number of ranks; 0: the first registration says it
+  Time patience = kPatience;  // then a log line names the missing ranks
+};
+
+// The answer to a rank that comes when its communicator exists already.
+Status TooLate();
+
+class Root {
+ public:
+  explicit Root(const RootOptions& options) : options_(options) {}
+
+  // A rank has come. The session is this root's from now on; the root answers it in any case.
+  void Register(Session* session, const Registration& registration);
+  void OnFrame(Session* session, const FrameParser::Frame& frame);
+  // The session has ended; its socket is closed.
+  void OnGone(Session* session);
+  // The session is about to be destroyed.
+  void Remove(const Session* session) { std::erase(sessions_, session); }
+  void Fail(const Status& status);
+
+  void Expire(Time now);
+  Time NextDeadline() const;
+  bool Finished(Time now) const;
+  bool complete() const { return phase_ == Phase::kComplete; }
+  size_t expected_ranks() const { return expected_ranks_; }
+  // Whether this process knows already that its rank has failed: it comes again.
+  bool IsAgain(const Registration& registration) const;
+
+ private:
+  enum class Phase : uint8_t { kGathering, kJoining, kFailed, kComplete };
+  bool waits() const { return phase_ == Phase::kGathering || phase_ == Phase::kJoining; }
+  void OnBlob(Session* session, Bytes blob);
+  void OnDone(Session* session);
+  void SayWhoIsMissing();
+  void Dismiss(bool own, MessageKind kind, Bytes body);
+  bool AllAnswered() const {
+    return std::ranges::all_of(answered_, [](const auto& pid) { return pid.has_value(); });
+  }
+  void SendTable();
+  // The ranks whose blob, or else whose end, is awaited.
+  std::vector<int> Awaited() const;
+  bool exchanges() const;  // some ranks have sent a blob, others have not
+
+  const RootOptions options_;
+  Phase phase_ = Phase::kGathering;
+  Status failure_;
+  std::vector<Session*> sessions_;
+  Gathering gathering_;
+  std::vector<std::optional<uint32_t>> answered_;  // by rank: the pid that received the failure
+  uint32_t expected_ranks_ = 0;                    // the largest nranks that a rank has given
+  Time deadline_ = kNever;                         // the earliest deadline of the ranks
+  uint32_t timeout_ms_ = 0;                        // the length of that deadline
+  Time dismiss_own_at_ = kNever;                   // ranks of this process, after a failure
+  Time end_ = kNever;
+  Time warn_at_ = kNever;  // when to log the missing ranks
+};
 
 // Ranks that know a key and meet here: once, by a unique id, or as a job, for one communicator
 // after the other.

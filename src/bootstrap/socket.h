@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -91,6 +93,29 @@ void SleepUntil(Time until);
 // Raises the soft limit of descriptors, up to the hard limit, to make room for `more` beside the
 // open ones. If that is not possible, a kSystemError names the needed number and the limit.
 Status EnsureDescriptors(size_t more);
+
+// Passes descriptors over a unix socket with one message of 8 bytes: "icf1", count u32.
+
+inline constexpr size_t kMaxSharedFds = 16;
+inline constexpr size_t kFdMessageBytes = 8;
+
+// Returns false if the caller must try again: the socket is full, or too many descriptors are in
+// flight.
+Result<bool> SendFds(int socket, std::span<const int> fds);
+
+// Receives what SendFds sent, over as many calls as needed.
+class FdReceiver {
+ public:
+  // Returns true when complete. Errors: the peer has gone (kRemoteError) or sent something else
+  // (kInternalError), or this process has no descriptors left (kSystemError).
+  Result<bool> Receive(int socket);
+  std::vector<UniqueFd> Take() { return std::move(fds_); }
+
+ private:
+  size_t have_ = 0;
+  std::array<std::byte, kFdMessageBytes> message_{};
+  std::vector<UniqueFd> fds_;
+};
 
 }  // namespace inccl::bootstrap
 

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "base/bytes.h"
-#include "base/escaped.h"
 #include "base/rng.h"
+#include "base/text.h"
 
 namespace inccl {
 namespace {

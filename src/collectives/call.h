@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"

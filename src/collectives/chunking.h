@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "base/collective_args.h"
+#include "base/types.h"
 #include "collectives/schedule.h"
 #include "compress/codec.h"
 

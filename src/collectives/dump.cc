@@ -6,7 +6,7 @@
 #include <set>
 #include <span>
 
-#include "collectives/schedule_text.h"
+#include "collectives/schedule.h"
 
 namespace inccl {
 namespace {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/schedule_builder.h"
 #include "topology/host_map.h"
 
 namespace inccl {
@@ -66,6 +67,82 @@ class RankGroups {
   int passes_ = 1;
   bool one_lane_ = false;                  // for all readers of a chunk
   std::vector<std::vector<int>> of_pass_;  // the chunks of a group in a pass
+};
+
+// The strands of two-shot algorithms over groups of ranks, where every chunk passes from group to
+// group once in each direction.
+
+// The two-shot all-reduce over groups.
+void AllReduceInGroups(PhaseBuilder* phase, const RankGroups& groups);
+
+// Adds one strand per call to the phase of one rank, on one channel. Of a reduction: Deal, Collect,
+// Own; of a distribution: Own, Forward, Gather.
+class GroupSteps {
+ public:
+  GroupSteps(PhaseBuilder* phase, const RankGroups& groups, int channel);
+
+  // Sends this rank's contributions to the owners and collectors of its group: first for chunks of
+  // its own group, then for those of the next group, and so on.
+  void Deal();
+  // Adds up the contributions of this rank's group to chunks of other groups, and sends the sums to
+  // the owners.
+  void Collect();
+  // For this rank's chunks. `folds`: adds the parts of its own group and the sums of the others, by
+  // group and rank; else the input is the result. `sends`: sends the result to its readers.
+  void Own(bool folds, bool sends);
+  // Receives results of chunks that this rank collects, and forwards them to its group.
+  void Forward();
+  // Receives results from the owners and collectors of this rank's group.
+  void Gather();
+
+ private:
+  // The chunks of the group at distance `shift` after this rank's that `peer` collects or owns.
+  std::vector<int> ChunksOf(int peer, int shift, int pass) const;
+  // Calls visit(peer, chunk, shift) for all chunks that the other members collect or own, in an
+  // order that all members share: in a pass and for a group, each member's first chunk before any
+  // member's second. This round-robin over members avoids circular waits for slots.
+  template <typename Visit>
+  void InStep(const Visit& visit) const;
+  // The parts of this rank's group, by rank: its own input, and those from lanes of this plane.
+  std::vector<Operand> Members(int plane);
+  // The lane on which this rank receives the result of `chunk` from its owner.
+  Operand FromOwner(int chunk);
+
+  PhaseBuilder* const phase_;
+  const RankGroups& groups_;
+  LaneSet lanes_;
+  const int channel_, rank_, group_;
+  std::vector<int> peers_;  // the others of the group, beginning with the next one
+};
+
+// The hosts in a row that begins or ends with the root's, for broadcast and reduce over two levels.
+
+// A window has as many chunks as the largest host has ranks. Each chunk has a rail: one rank per
+// host, which exchanges the chunk with the ranks of the same rail on the neighbouring hosts. So all
+// ranks of the largest host use the network, and every host sends and receives a window at most.
+class HostChain {
+ public:
+  // As the rank of `phase` sees it.
+  static HostChain From(const PhaseBuilder& phase) { return {phase, 0}; }
+  static HostChain To(const PhaseBuilder& phase) { return {phase, 1}; }
+
+  int chunks() const { return hosts_.LargestHost(); }
+  bool first() const { return place_ == 0; }
+  bool last() const { return place_ == hosts_.hosts() - 1; }
+  // The rank on the rail of `chunk`: on this host, on the one before it and on the one after it.
+  int Here(int chunk) const { return On(host_, chunk); }
+  int Before(int chunk) const { return On(host_ - 1, chunk); }
+  int After(int chunk) const { return On(host_ + 1, chunk); }
+  std::span<const int> Ranks() const { return hosts_.RanksOf(host_); }  // of this host
+  std::vector<int> OthersThan(int rank) const;                          // of this host
+  int RanksBefore() const;                                              // on the hosts before
+
+ private:
+  HostChain(const PhaseBuilder& phase, int shift);
+  int On(int host, int chunk) const;  // host: modulo the number of hosts
+
+  const HostMap& hosts_;
+  int host_, place_;
 };
 
 }  // namespace inccl

@@ -21,7 +21,6 @@
 #include <string>
 #include <vector>
 
-#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/algorithms.h"
@@ -166,6 +165,16 @@ std::string DumpText(const Schedule& schedule);
 // Graphviz DOT of one window of the whole communicator: nodes are steps, arrows are slices on
 // lanes.
 std::string DumpDot(std::span<const Schedule> schedules);
+
+// Names of the parts of schedules, the same in errors and dumps.
+
+const char* Name(LaneClass lane_class);  // "data", "side", "send_recv"
+std::string Text(const Format& format);  // "input", "output", "sum(3)", "result", "side"
+// Class, channel number, ends: "data/4 0 -> 1", "side/1 2 -> 0,1,3".
+std::string Text(const ScheduleLane& lane);
+std::string RankList(const std::vector<int>& ranks);      // "0,1,3"; long runs "0-6,8"
+std::string Title(const Schedule& schedule);              // "allreduce ring, 4 ranks"
+std::string Place(int rank, size_t strand, size_t step);  // "rank 1 strand 0 step 3"
 
 }  // namespace inccl
 

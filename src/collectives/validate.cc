@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "collectives/schedule_text.h"
+#include "collectives/schedule.h"
 #include "collectives/validate_parts.h"
 
 namespace inccl {

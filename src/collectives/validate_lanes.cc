@@ -6,7 +6,7 @@
 #include <set>
 #include <tuple>
 
-#include "collectives/schedule_text.h"
+#include "collectives/schedule.h"
 #include "collectives/validate_parts.h"
 
 namespace inccl {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "collectives/schedule_text.h"
+#include "collectives/schedule.h"
 
 namespace inccl {
 

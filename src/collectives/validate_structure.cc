@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "collectives/schedule_text.h"
+#include "collectives/schedule.h"
 #include "collectives/validate_parts.h"
 
 namespace inccl {

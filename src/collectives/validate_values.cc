@@ -3,7 +3,7 @@
 // The checks of values in the symbolic run.
 #include <fmt/format.h>
 
-#include "collectives/schedule_text.h"
+#include "collectives/schedule.h"
 #include "collectives/validate_run.h"
 
 namespace inccl {

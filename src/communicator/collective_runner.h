@@ -23,11 +23,11 @@
 #include "communicator/host_sums.h"
 #include "communicator/plan_cache.h"
 #include "communicator/zero_copy.h"
-#include "compress/residual/feedback_state.h"
+#include "compress/residual/residual.h"
 #include "engine/engine.h"
 #include "failure/liveness.h"
 #include "transport/transport.h"
-#include "tuning/store_policy.h"
+#include "tuning/segmentation.h"
 
 namespace inccl {
 

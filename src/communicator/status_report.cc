@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/escaped.h"
+#include "base/text.h"
 
 namespace inccl {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bootstrap/socket_list.h"
-#include "control/status_server.h"
+#include "control/status_socket.h"
 #include "failure/liveness.h"
 #include "failure/sticky_error.h"
 #include "topology/host_map.h"

@@ -18,7 +18,6 @@
 #include <string>
 #include <string_view>
 
-#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/team.h"
 #include "base/types.h"

@@ -14,15 +14,15 @@ namespace inccl {
 
 using MadeCodec = Result<std::shared_ptr<const Codec>>;
 
-MadeCodec MakeBf16Codec(const CodecSpec& spec);      // wire/casts.cc
-MadeCodec MakeFp16Codec(const CodecSpec& spec);      // wire/casts.cc
-MadeCodec MakeFp8Codec(const CodecSpec& spec);       // wire/casts.cc
-MadeCodec MakeMxfp8Codec(const CodecSpec& spec);     // wire/mxfp8.cc
+MadeCodec MakeBf16Codec(const CodecSpec& spec);      // wire/wire_codec.cc
+MadeCodec MakeFp16Codec(const CodecSpec& spec);      // wire/wire_codec.cc
+MadeCodec MakeFp8Codec(const CodecSpec& spec);       // wire/wire_codec.cc
+MadeCodec MakeMxfp8Codec(const CodecSpec& spec);     // wire/wire_codec.cc
 MadeCodec MakeDitherCodec(const CodecSpec& spec);    // block_code/dither.cc
 MadeCodec MakeOnebitCodec(const CodecSpec& spec);    // block_code/onebit.cc
 MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.cc
-MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // qsgd/qsgd_codec.cc
-MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // qsgd/qsgd_codec.cc
+MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // qsgd/qsgd_state.cc
+MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // qsgd/qsgd_state.cc
 
 }  // namespace inccl
 

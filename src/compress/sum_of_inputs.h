@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <span>
 
-#include "base/collective_args.h"
 #include "base/status.h"
+#include "base/types.h"
 #include "compress/codec.h"
 
 namespace inccl {

@@ -9,9 +9,9 @@
 #include <set>
 #include <utility>
 
-#include "base/escaped.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "inccl/ccl.h"
 
 namespace inccl {
@@ -102,7 +102,7 @@ Status SetVariable(const std::string& name, const char* value, const std::string
   if (value == nullptr) {
     process.places.erase(name);
   } else {
-    process.places.insert_or_assign(name, Place{value, source});
+    process.places.insert_or_assign(name, PlacedValue{value, source});
   }
   return Status::Ok();
 }
@@ -201,7 +201,7 @@ Status Settings::LoadFile(const std::string& path, TextFileWriters writers, bool
           fmt::format("{}: {}={}: it is of one process and can be set in the environment only",
                       where, setting.name, Shown(setting.value)));
     }
-    places_.try_emplace(setting.name, Place{setting.value, std::move(where)});
+    places_.try_emplace(setting.name, PlacedValue{setting.value, std::move(where)});
   }
   return Status::Ok();
 }

@@ -10,13 +10,14 @@
 #ifndef INCCL_CONFIG_CONFIG_FILES_H_
 #define INCCL_CONFIG_CONFIG_FILES_H_
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
-#include "base/text_file.h"
+#include "base/text.h"
 #include "config/variables.h"
 
 namespace inccl {
@@ -33,10 +34,10 @@ struct FileSetting {
 Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const std::string& file);
 
 // A value that is not from the environment, and where it is set.
-struct Place {
+struct PlacedValue {
   std::string value, where;
 };
-using VariablePlaces = std::map<std::string, Place, std::less<>>;
+using VariablePlaces = std::map<std::string, PlacedValue, std::less<>>;
 
 // Gives a variable a value in this process, which counts after the environment and before the
 // files. `source`: for messages. nullptr: no longer. kInvalidArgument if there is no such variable.

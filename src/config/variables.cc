@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/escaped.h"
-#include "base/log_file.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "config/values.h"
 
 namespace inccl {

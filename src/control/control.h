@@ -22,9 +22,9 @@
 // a peer as dead that is silent for too long. It subtracts its own scheduling delay from the
 // silence, so a resumed process does not report its peers dead.
 //
-// On the wire: frames of bootstrap/frame.h. Kind 0 without a body is a disconnect, kind 255 without
-// a body a heartbeat; kinds from 250 on are of control/router.h. A malformed frame, or one larger
-// than kMaxControlBody, closes the connection.
+// On the wire: frames of bootstrap/messages.h. Kind 0 without a body is a disconnect, kind 255
+// without a body a heartbeat; kinds from 250 on are of control/router.h. A malformed frame, or one
+// larger than kMaxControlBody, closes the connection.
 #ifndef INCCL_CONTROL_CONTROL_H_
 #define INCCL_CONTROL_CONTROL_H_
 

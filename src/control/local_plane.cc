@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "control/socket_member.h"
+#include "control/socket_plane.h"
 
 namespace inccl::control {
 

@@ -35,7 +35,6 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "bootstrap/aead.h"
 #include "bootstrap/control_graph.h"
 #include "bootstrap/crypto.h"
 

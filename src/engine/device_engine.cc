@@ -5,12 +5,203 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
-#include "engine/device_engine_work.h"
 
 namespace inccl {
+
+// The state of one step in progress; private to the files of DeviceEngine.
+
+class DeviceEngine::Work final : public DeviceWork {
+ public:
+  Work(DeviceEngine* engine, size_t index)
+      : engine_(engine), index_(index), scratch_(engine->device_) {}
+
+  void Start(CodecState* combining, const Range& elements, std::span<const Term> in,
+             std::span<Term> out) {
+    state = combining;
+    range = elements;
+    inputs = in;
+    outputs = out;
+    marks = {};
+    kept = {};
+    here.clear();
+    combined.clear();
+    returned.clear();
+  }
+  CompletionId completion() const { return index_ + 1; }
+  void GiveBack() { scratch_.GiveBack(); }
+
+  Result<std::byte*> Scratch(size_t bytes) override { return scratch_.Take(bytes); }
+  std::byte* Reach(const std::byte* host, size_t bytes) override {
+    return engine_->slots_.Reach(host, bytes);
+  }
+  bool OnDevice(const std::byte* memory, size_t bytes) const override {
+    return engine_->IsThere(memory, bytes);
+  }
+  Result<const std::byte*> Constant(std::span<const std::byte> bytes,
+                                    const std::shared_ptr<const void>& owner) override {
+    return engine_->constants_.On(bytes, owner);
+  }
+  Status Run(
+      const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) override {
+    int error = 0;
+    Status status =
+        engine_->queues_[way]->Run([&](const cuda::Launchers& kernels, void* stream) -> int {
+          error = launch(kernels, stream);
+          return error;
+        });
+    if (error == 0) return status;
+    return {status.code(), fmt::format("{} ({})", status.message(),
+                                       engine_->device_->Kernels()->error_name(error))};
+  }
+
+  Stage stage = Stage::kKernels;
+  Way way = kFromDevice;  // stream of the kernels
+  CodecState* state = nullptr;
+  Range range;
+  std::span<const Term> inputs;
+  std::span<Term> outputs;
+  std::array<uint64_t, kWays> marks{};  // marks to wait for; 0: no work on that stream
+  // The terms that the host combines: inputs, then outputs.
+  std::vector<Term> here;
+  size_t inputs_here = 0;
+  struct Returned {
+    size_t output = 0;  // index into `outputs`
+    const std::byte* from = nullptr;
+  };
+  std::vector<Returned> returned;  // results to copy to the device after the host has combined
+  std::vector<size_t> combined;    // indices into `outputs`, in the order of `here`
+
+ private:
+  DeviceEngine* const engine_;
+  const size_t index_;
+  PinnedBuffer scratch_;
+};
+
+namespace {
+
+size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+DeviceConstants::~DeviceConstants() {
+  for (std::byte* memory : memory_) device_->FreeOn(number_, memory);
+}
+
+// Memory is freed only at the end: freeing may wait for streams that wait for the current call.
+Status DeviceConstants::Grow(size_t bytes) {
+  memory_.reserve(memory_.size() + 1);
+  Result<std::byte*> memory = device_->AllocateOn(number_, bytes);
+  if (!memory.ok()) return memory.status();
+  memory_.push_back(*memory);
+  next_ = *memory;
+  left_ = bytes;
+  return Status::Ok();
+}
+
+Result<const std::byte*> DeviceConstants::On(std::span<const std::byte> bytes,
+                                             const std::shared_ptr<const void>& owner) {
+  const auto found = known_.find(bytes.data());
+  if (found != known_.end()) return static_cast<const std::byte*>(found->second.copy.data());
+  // Reuses the copies whose owners have gone: no call asks for those constants again.
+  free_.reserve(free_.size() + known_.size());
+  for (auto it = known_.begin(); it != known_.end();) {
+    const bool held = it->second.owner.use_count() > 1;
+    if (!held) free_.push_back(it->second.copy);
+    it = held ? std::next(it) : known_.erase(it);
+  }
+  Result<std::byte*> pinned = here_.Take(bytes.size());
+  if (!pinned.ok()) return pinned.status();
+  std::copy(bytes.begin(), bytes.end(), *pinned);
+  const Result<std::byte*> room = Room(bytes.size());
+  Status status = room.ok() ? device_->Copy(*room, *pinned, bytes.size()) : room.status();
+  here_.GiveBack();
+  if (!status.ok()) return status;
+  known_.emplace(bytes.data(), Known{.owner = owner, .copy = {*room, bytes.size()}});
+  return static_cast<const std::byte*>(*room);
+}
+
+Result<std::byte*> DeviceConstants::Room(size_t bytes) {
+  const auto fits = std::find_if(
+      free_.begin(), free_.end(),
+      [bytes](const std::span<std::byte>& free) { return Aligned(free.size()) == Aligned(bytes); });
+  if (fits != free_.end()) {
+    std::byte* const room = fits->data();
+    free_.erase(fits);
+    return room;
+  }
+  if (bytes > left_) {
+    if (Status status = Grow(std::max(Aligned(bytes), kAtOnce)); !status.ok()) return status;
+  }
+  std::byte* const room = next_;
+  const size_t taken = std::min(left_, Aligned(bytes));
+  next_ += taken;
+  left_ -= taken;
+  return room;
+}
+
+DeviceSlots::~DeviceSlots() {
+  for (const auto& [begin, piece] : pieces_) {
+    if (piece.registered) device_->Unregister(piece.begin);
+  }
+}
+
+void DeviceSlots::Update() {
+  spans_.clear();
+  transport_->SlotMemory(&spans_);
+  for (const Span& span : spans_) {
+    const std::byte*& known = ends_[span.data];
+    if (known == nullptr) known = span.data;
+    const std::byte* const end = span.data + span.bytes;
+    if (known >= end) continue;
+    Piece piece{.begin = span.data + (known - span.data),
+                .bytes = static_cast<size_t>(end - known)};
+    known = end;
+    const Status status = device_->Register(piece.begin, piece.bytes);
+    piece.registered = status.ok();
+    if (status.ok()) {
+      piece.address = static_cast<std::byte*>(device_->AddressOf(number_, piece.begin));
+    } else {
+      Log(LogLevel::kInfo, LogSubsystem::kTransport,
+          "device {} does not reach {} bytes of slots, which costs copies: {}", number_,
+          piece.bytes, status.message());
+    }
+    pieces_[piece.begin] = piece;
+  }
+}
+
+const DeviceSlots::Piece* DeviceSlots::Known(const std::byte* host, size_t bytes) const {
+  const auto after = pieces_.upper_bound(host);
+  if (after == pieces_.begin()) return nullptr;
+  const Piece& piece = std::prev(after)->second;
+  const auto offset = static_cast<size_t>(host - piece.begin);
+  return offset < piece.bytes && bytes <= piece.bytes - offset ? &piece : nullptr;
+}
+
+const DeviceSlots::Piece* DeviceSlots::Find(const std::byte* host, size_t bytes) {
+  const Piece* piece = Known(host, bytes);
+  if (piece == nullptr) {
+    Update();  // peers open lanes during a call
+    piece = Known(host, bytes);
+  }
+  return piece != nullptr && piece->registered ? piece : nullptr;
+}
+
+std::byte* DeviceSlots::Reach(const std::byte* host, size_t bytes) {
+  const Piece* const piece = Find(host, bytes);
+  if (piece == nullptr || piece->address == nullptr) return nullptr;
+  return piece->address + (host - piece->begin);
+}
+
 namespace {
 
 constexpr useconds_t kDrainLook = 20;
@@ -235,6 +426,154 @@ void DeviceEngine::Drain() {
   }
   free_.clear();
   for (const std::unique_ptr<Work>& work : works_) GiveBack(work.get());
+}
+
+// The three ways to run a step: kernels, moves, and copies around work on the host.
+
+namespace {
+
+bool Elements(const Term& term) {
+  return term.format.form == Form::kInput || term.format.form == Form::kOutput;
+}
+
+}  // namespace
+
+Result<bool> DeviceEngine::Launch(Work* work) {
+  if (!HasKernels() || on_host_) return false;
+  bool to_device_alone = true;
+  for (const Term& output : work->outputs) {
+    const bool there = OnDevice(output);
+    if (Elements(output) && !there) return false;
+    to_device_alone = to_device_alone && there;
+  }
+  work->stage = Stage::kKernels;
+  work->way = to_device_alone ? kToDevice : kFromDevice;
+  Result<bool> launched = work->state->Launch(work->range, work->inputs, work->outputs, work);
+  if (!launched.ok()) return launched;
+  if (*launched) {
+    work->marks[work->way] = UINT64_MAX;
+  } else {
+    work->GiveBack();
+  }
+  return launched;
+}
+
+// Copies the input directly if every output has the same bytes as the single input.
+Result<bool> DeviceEngine::Move(Work* work) {
+  if (work->inputs.size() != 1 || on_host_) return false;
+  const Term& input = work->inputs[0];
+  const size_t bytes = work->range.count * SizeOf(call_.type);
+  const bool own = OwnThere(input);
+  const bool registered = IsRegistered(input);
+  if (own && input_here_ != nullptr) return false;
+  if (own ? !work->state->InputIsPayload()
+          : input.format.form != Form::kResult || !work->state->ResultIsPayload() ||
+                input.bytes != bytes || !(registered || slots_.Copies(input.data, bytes))) {
+    return false;
+  }
+  for (const Term& output : work->outputs) {
+    if (OnDevice(output)) {
+      if (own && Reduces(call_.collective)) return false;
+      continue;
+    }
+    if (registered) return false;
+    if (!own) continue;  // a copy from slot to slot, below
+    const bool payload = (output.format.form == Form::kSum && output.format.contributions == 1) ||
+                         (output.format.form == Form::kResult && !Reduces(call_.collective) &&
+                          work->state->ResultIsPayload());
+    if (!payload || output.bytes < bytes || !slots_.Copies(output.data, bytes)) return false;
+  }
+  work->stage = Stage::kCopyingOut;
+  work->here.push_back(input);
+  work->inputs_here = 1;
+  for (size_t i = 0; i < work->outputs.size(); ++i) {
+    Term& output = work->outputs[i];
+    const bool there = OnDevice(output);
+    if (!own && !there) {
+      work->here.push_back(output);
+      work->combined.push_back(i);
+      continue;
+    }
+    Status status = Copy(work, there ? kToDevice : kFromDevice, output.data, input.data, bytes);
+    if (!status.ok()) return status;
+    output.bytes = static_cast<uint32_t>(bytes);
+  }
+  if (work->combined.empty()) return true;
+  if (Status status = CombineHere(work); !status.ok()) return status;
+  return true;
+}
+
+Status DeviceEngine::CopyIn(Work* work) {
+  const size_t bytes = work->range.count * SizeOf(call_.type);
+  work->stage = Stage::kCopyingIn;
+  bool waits = false, copies = false;
+  for (const Term& input : work->inputs) {
+    Term term = input;
+    if (OwnThere(input) && input_here_ != nullptr) {
+      term.data = const_cast<std::byte*>(input_here_) + (input.data - call_.input);
+      waits = true;
+    } else if (OwnThere(input) || IsRegistered(input)) {
+      const size_t size = OwnThere(input) ? bytes : input.bytes;
+      Result<std::byte*> memory = work->Scratch(size);
+      if (!memory.ok()) return memory.status();
+      term.data = *memory;
+      copies = true;
+      Status status = Copy(work, kFromDevice, term.data, input.data, size);
+      if (!status.ok()) return status;
+    }
+    work->here.push_back(term);
+  }
+  work->inputs_here = work->here.size();
+  // With ResultIsPayload, the result slot for the peers also holds the bytes for the device.
+  const std::byte* result = nullptr;
+  for (const Term& output : work->outputs) {
+    if (output.format.form == Form::kResult && work->state->ResultIsPayload() &&
+        slots_.Copies(output.data, bytes)) {
+      result = output.data;
+    }
+  }
+  for (size_t i = 0; i < work->outputs.size(); ++i) {
+    Term term = work->outputs[i];
+    if (OnDevice(term)) {
+      if (result != nullptr) {
+        work->returned.push_back({i, result});
+        continue;
+      }
+      Result<std::byte*> memory = work->Scratch(bytes);
+      if (!memory.ok()) return memory.status();
+      term.data = *memory;
+      work->returned.push_back({i, term.data});
+    }
+    work->here.push_back(term);
+    work->combined.push_back(i);
+  }
+  if (copies) return Status::Ok();  // the queue runs them after the copy of the input
+  if (waits) {
+    work->marks[kFromDevice] = input_mark_;
+    Result<bool> reached = Reached(work);
+    if (!reached.ok()) return reached.status();
+    if (!*reached) return Status::Ok();
+  }
+  return CombineHere(work);
+}
+
+Status DeviceEngine::CombineHere(Work* work) {
+  const size_t bytes = work->range.count * SizeOf(call_.type);
+  const std::span<Term> terms(work->here);
+  const std::span<Term> outputs = terms.subspan(work->inputs_here);
+  Status status = work->state->Combine(work->range, terms.first(work->inputs_here), outputs);
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    work->outputs[work->combined[i]].bytes = outputs[i].bytes;
+  }
+  work->stage = Stage::kCopyingOut;
+  for (const Work::Returned& returned : work->returned) {
+    Term& output = work->outputs[returned.output];
+    output.bytes = static_cast<uint32_t>(bytes);
+    status = Copy(work, kToDevice, output.data, returned.from, bytes);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
 }
 
 }  // namespace inccl

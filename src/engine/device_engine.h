@@ -11,21 +11,96 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "base/collective_args.h"
+#include "base/status.h"
+#include "base/types.h"
 #include "compress/device_work.h"
 #include "device/device.h"
 #include "device/pinned_buffer.h"
-#include "engine/device_constants.h"
-#include "engine/device_slots.h"
 #include "engine/engine.h"
 #include "engine/imported_regions.h"
 #include "transport/transport.h"
 
 namespace inccl {
+
+// Copies of constant data, such as a codec's tables, in a device's memory.
+
+// Belongs to one engine; one thread at a time. No kernel may use the copies when this is destroyed.
+class DeviceConstants {
+ public:
+  DeviceConstants(Device* device, int number) : device_(device), number_(number), here_(device) {}
+  ~DeviceConstants();
+  DeviceConstants(const DeviceConstants&) = delete;
+  DeviceConstants& operator=(const DeviceConstants&) = delete;
+
+  // Allocates memory for the first copies.
+  Status Prepare() { return Grow(kAtOnce); }
+  // See DeviceWork::Constant.
+  Result<const std::byte*> On(std::span<const std::byte> bytes,
+                              const std::shared_ptr<const void>& owner);
+
+ private:
+  static constexpr size_t kAtOnce = size_t{256} << 10;
+  struct Known {
+    std::shared_ptr<const void> owner;
+    std::span<std::byte> copy;  // in device memory
+  };
+
+  Status Grow(size_t bytes);
+  Result<std::byte*> Room(size_t bytes);
+
+  Device* const device_;
+  const int number_;
+  std::map<const std::byte*, Known> known_;  // by host address
+  std::vector<std::span<std::byte>> free_;
+  PinnedBuffer here_;
+  std::vector<std::byte*> memory_;  // allocations on the device
+  std::byte* next_ = nullptr;       // free part of the last allocation
+  size_t left_ = 0;
+};
+
+// Registers the memory of a transport's slots with a device, so that the device copies from and to
+// slots and kernels access them.
+
+class DeviceSlots {
+ public:
+  // Both pointers outlive this object.
+  DeviceSlots(Device* device, int number, const Transport* transport)
+      : device_(device), number_(number), transport_(transport) {}
+  ~DeviceSlots();
+  DeviceSlots(const DeviceSlots&) = delete;
+  DeviceSlots& operator=(const DeviceSlots&) = delete;
+
+  // Registers new slots. Slots that the device refuses cost an extra copy.
+  void Update();
+  // True if queues may copy from and to this memory.
+  bool Copies(const std::byte* host, size_t bytes) { return Find(host, bytes) != nullptr; }
+  // The address at which kernels access this memory; nullptr if they cannot.
+  std::byte* Reach(const std::byte* host, size_t bytes);
+
+ private:
+  // The memory of one Device::Register. A copy must not cross its end, even if another piece
+  // follows.
+  struct Piece {
+    std::byte* begin = nullptr;
+    size_t bytes = 0;
+    bool registered = false;
+    std::byte* address = nullptr;  // of `begin` for kernels; nullptr: none
+  };
+  const Piece* Find(const std::byte* host, size_t bytes);
+  const Piece* Known(const std::byte* host, size_t bytes) const;
+
+  Device* const device_;
+  const int number_;
+  const Transport* const transport_;
+  std::map<const std::byte*, Piece> pieces_;           // by begin
+  std::map<const std::byte*, const std::byte*> ends_;  // by begin of a span: its end at last Update
+  std::vector<Span> spans_;
+};
 
 class DeviceEngine final : public Engine {
  public:

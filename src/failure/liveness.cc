@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/escaped.h"
 #include "base/log.h"
 #include "base/rank_name.h"
-#include "failure/notice.h"
+#include "base/text.h"
+#include "failure/sticky_error.h"
 
 namespace inccl {
 namespace {

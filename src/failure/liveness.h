@@ -18,8 +18,6 @@
 #include "collectives/progress.h"
 #include "collectives/send_recv.h"
 #include "control/control.h"
-#include "failure/call_history.h"
-#include "failure/invitations.h"
 #include "failure/positions.h"
 #include "failure/shrink_agreement.h"
 #include "failure/sticky_error.h"

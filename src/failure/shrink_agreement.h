@@ -19,20 +19,102 @@
 #define INCCL_FAILURE_SHRINK_AGREEMENT_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "bootstrap/unique_id.h"
 #include "control/control.h"
-#include "failure/rank_set.h"
 
 namespace inccl {
+
+// A set of ranks of a communicator of any size.
+
+// Two sets that meet in |=, == or a message are of communicators of the same size.
+class RankSet {
+ public:
+  RankSet() = default;  // of no ranks
+  explicit RankSet(int nranks)
+      : nranks_(nranks), words_((static_cast<size_t>(nranks) + kBits - 1) / kBits) {}
+
+  int nranks() const { return nranks_; }
+  bool Contains(int rank) const {
+    return (words_[static_cast<size_t>(rank) / kBits] >> static_cast<size_t>(rank) % kBits & 1) !=
+           0;
+  }
+  void Add(int rank) {
+    words_[static_cast<size_t>(rank) / kBits] |= uint64_t{1} << static_cast<size_t>(rank) % kBits;
+  }
+  RankSet& operator|=(const RankSet& other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+    return *this;
+  }
+  friend bool operator==(const RankSet&, const RankSet&) = default;
+
+  // Writes ceil(nranks / 8) bytes; bit r % 8 of byte r / 8 stands for rank r.
+  void Encode(ByteWriter* writer) const {
+    for (size_t i = 0; i < Bytes(); ++i) {
+      writer->U8(static_cast<uint8_t>(words_[i / 8] >> i % 8 * 8));
+    }
+  }
+  // Reads such bytes into *this, whose size says how many there are. Returns false if there are
+  // fewer, or if a bit stands for no rank; *this is then unspecified.
+  bool Decode(ByteReader* reader) {
+    words_.assign(words_.size(), 0);
+    for (size_t i = 0; i < Bytes(); ++i) {
+      uint8_t byte = 0;
+      if (!reader->U8(&byte)) return false;
+      words_[i / 8] |= uint64_t{byte} << i % 8 * 8;
+    }
+    const size_t used = static_cast<size_t>(nranks_) % kBits;
+    return used == 0 || words_.back() >> used == 0;
+  }
+
+ private:
+  static constexpr size_t kBits = 64;
+  size_t Bytes() const { return (static_cast<size_t>(nranks_) + 7) / 8; }
+
+  int nranks_ = 0;
+  std::vector<uint64_t> words_;
+};
+
+// The unique ids that ranks send to the members of a split over the control connections, which are
+// sealed between machines, and end to end where other ranks pass them on: ranks outside, and who
+// reads the data connections, must not learn them.
+
+class Invitations {
+ public:
+  explicit Invitations(int nranks) : received_(static_cast<size_t>(nranks)) {}
+  void Attach(ControlPlane* control) { control_.store(control); }
+
+  // `split` numbers the splits of the communicator from 1, equally on all ranks.
+  void Send(int peer, uint64_t split, const UniqueId& id);
+  // Waits for what `peer` sends in this split. kRemoteError: *failed has become true; kTimeout.
+  Result<UniqueId> Await(int peer, uint64_t split, Time deadline, const std::atomic<bool>* failed);
+
+  // The control thread calls these. OnMessage returns false if the message is malformed.
+  static bool Owns(uint8_t kind) { return kind == kInvitation; }
+  bool OnMessage(int peer, std::span<const std::byte> body);
+
+ private:
+  static constexpr uint8_t kInvitation = 20;
+
+  struct Received {
+    uint64_t split = 0;  // 0: none
+    UniqueId id;
+  };
+  std::atomic<ControlPlane*> control_{nullptr};
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Received> received_ INCCL_GUARDED_BY(mutex_);  // by rank, the latest
+};
 
 class ShrinkAgreement {
  public:

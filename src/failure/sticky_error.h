@@ -7,7 +7,9 @@
 #define INCCL_FAILURE_STICKY_ERROR_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/clock.h"
 #include "base/mutex.h"
@@ -17,9 +19,19 @@
 
 namespace inccl {
 
+// The message by which a rank notifies its peers of an error.
+
+// Writes as much of the error as fits; returns the bytes written. Needs no memory, because missing
+// memory may be the error.
+size_t WriteNotice(const Status& error, std::span<std::byte> body);
+
+// Reads what a peer has written, its text escaped. Returns OK if the bytes are no notice of a fatal
+// error; errors of arguments concern one rank alone.
+Status ReadNotice(std::span<const std::byte> body);
+
 class StickyError {
  public:
-  static constexpr uint8_t kNoticeKind = 2;  // of the control message (failure/notice.h)
+  static constexpr uint8_t kNoticeKind = 2;  // of the control message (failure/sticky_error.h)
 
   // `wakeup_event` may be null.
   StickyError(bool abort_on_error, WakeupEvent* wakeup_event)

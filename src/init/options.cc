@@ -10,13 +10,13 @@
 #include <string>
 #include <tuple>
 
-#include "base/escaped.h"
 #include "base/fault_point.h"
+#include "base/text.h"
 #include "bootstrap/interfaces.h"
 #include "compress/simd.h"
 #include "config/config_files.h"
 #include "config/values.h"
-#include "control/status_server.h"
+#include "control/status_socket.h"
 #include "device/runtime.h"
 
 namespace inccl {

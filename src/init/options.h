@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "bootstrap/listen_rules.h"
+#include "bootstrap/interfaces.h"
 #include "communicator/comm_options.h"
 #include "config/variables.h"
 #include "control/control.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/escaped.h"
+#include "base/text.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/socket.h"
 #include "init/join.h"

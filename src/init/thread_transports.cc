@@ -14,7 +14,7 @@
 
 #include "base/thread.h"
 #include "bootstrap/crypto.h"
-#include "init/transport_table.h"
+#include "init/transport_selection.h"
 #include "transport/loopback/loopback.h"
 #include "transport/transport_factory.h"
 

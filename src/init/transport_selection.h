@@ -8,10 +8,12 @@
 #define INCCL_INIT_TRANSPORT_SELECTION_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,14 +21,75 @@
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/rendezvous_client.h"
 #include "config/variables.h"
-#include "init/transport_offer.h"
-#include "init/transport_table.h"
 #include "topology/host_map.h"
 #include "transport/composite/composite_transport.h"
 #include "transport/transport.h"
 #include "transport/transport_factory.h"
 
 namespace inccl {
+
+// The transports that INCCL_TRANSPORT may name, one row each.
+
+struct FactoryArgs {
+  int rank = 0, nranks = 1;
+  const Environment* environment = nullptr;
+  bool for_device = false;  // the rank works on a device
+};
+
+// Where the ranks run. Hosts are what INCCL_HOSTID says; machines have their own network, so unix
+// sockets and shared memory end there.
+struct Places {
+  const HostMap& hosts;
+  const HostMap& machines;
+  const Environment& environment;
+};
+
+struct TransportRow {
+  const char* name;
+  Result<std::unique_ptr<TransportFactory>> (*make)(const FactoryArgs& args);
+  // Transport::caps() of what `make` makes, on any rank.
+  Caps (*caps)();
+  // Why two ranks cannot use it, whatever their processes can do; "" if nothing prevents it.
+  std::string (*unusable)(const Places& places, int a, int b);
+  // A rank attaches to live peers, so all ranks must have attached before any leaves.
+  bool attach_needs_peers;
+  // Whether data gets from rank to rank shows only when it is tried (TransportFactory::TryPaths).
+  bool tries_paths;
+  // TransportFactory::Connect waits for the peers' calls.
+  bool connects;
+};
+
+// In the order in which the parts of a composite transport are polled. INCCL_TRANSPORT has been
+// checked, so every name has a row.
+const TransportRow& RowOf(std::string_view name);
+
+// The names in INCCL_TRANSPORT, each once; `standard` if it is not set.
+std::vector<std::string> TransportNames(const Environment& environment,
+                                        std::vector<std::string> standard);
+// For messages: adds why `name` cannot be used, and " of INCCL_TRANSPORT=..." if it is set.
+void AddReason(std::string_view name, const std::string& why, std::string* reasons);
+std::string OfVariable(const Environment& environment);
+
+// Bytes of slots that a rank commits when it is created.
+size_t CommitAhead(int nranks, bool for_device);
+
+// Whether one rank could make one transport. Sent to peers.
+struct TransportOffer {
+  std::string transport;
+  Status status;                   // OK, or why the rank could not make it or attach to its peers
+  std::vector<std::byte> payload;  // an address, or empty
+  bool device_slices = false;      // the rank has a device and no slice size was given
+  uint32_t link_mbps = 0;          // bootstrap::LinkMbps of the rank
+
+  std::vector<std::byte> Encode() const;
+  // Returns kInternalError if the bytes are malformed.
+  static Result<TransportOffer> Decode(std::span<const std::byte> bytes);
+};
+
+// What a rank found out about its paths, as a payload: the first failure's text stands for all.
+std::vector<std::byte> EncodePathFailures(std::span<const PathFailure> failures);
+// Returns kInternalError if the bytes are malformed or name no rank of `nranks`.
+Result<std::vector<PathFailure>> DecodePathFailures(std::span<const std::byte> bytes, int nranks);
 
 // The ranks have their connections, and wait for each other.
 struct Joining {

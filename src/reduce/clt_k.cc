@@ -10,7 +10,6 @@
 
 #include "reduce/methods.h"
 #include "reduce/select.h"
-#include "reduce/shared_positions.h"
 
 namespace inccl {
 namespace {

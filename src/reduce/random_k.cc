@@ -10,8 +10,6 @@
 
 #include "base/rng.h"
 #include "reduce/methods.h"
-#include "reduce/permutation.h"
-#include "reduce/shared_positions.h"
 
 namespace inccl {
 namespace {

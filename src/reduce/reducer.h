@@ -21,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace inccl {
@@ -31,6 +32,53 @@ std::vector<float> SampleOf(std::span<const float> x, uint64_t size, uint64_t se
 
 // Sets *indices to the elements with at least this magnitude.
 void SelectFrom(std::span<const float> x, uint32_t magnitude, std::vector<uint32_t>* indices);
+
+}  // namespace inccl
+
+namespace inccl::sidco {
+
+// The threshold estimate of SIDCo (arXiv 2101.10761): magnitudes follow a generalized Pareto
+// distribution, whose parameters come from mean and variance. The first stage aims at a quarter of
+// the elements, each later one fits the exceedances of the one before. Here a stage knows how many
+// elements the stages before have left, and aims at the rest of the way, so their errors do not add
+// up and the number of stages need not adapt; and of a large vector the first stage fits a sample.
+
+inline constexpr int kStages = 4;
+inline constexpr double kFirstRatio = 0.25;
+
+// The threshold of |x| above which about a fraction `ratio` in (0, 1] of the elements lies; NaN or
+// 0 where the data allow no estimate. *scratch grows to what the first stage leaves.
+double Threshold(std::span<const float> x, double ratio, std::vector<float>* scratch,
+                 int stages = kStages);
+
+}  // namespace inccl::sidco
+
+namespace inccl {
+
+// How topk finds about k * d elements of large magnitude of d.
+
+enum class SelectorKind : uint8_t {
+  kExact,    // the k * d largest elements
+  kSampled,  // all above a threshold that leaves k of a random sample
+  kSidco,    // all above a threshold of a fitted distribution (select.h)
+};
+inline constexpr std::string_view kSelectorNames[] = {"exact", "sampled", "sidco"};
+
+class Selector {
+ public:
+  Selector(SelectorKind kind, double k) : kind_(kind), k_(k) {}
+
+  // Whether the number of elements depends on x.size() alone.
+  bool exact() const { return kind_ == SelectorKind::kExact; }
+  // Sets *indices, ascending. Threshold selectors stay between half and twice k * d. `seed`: of
+  // samples.
+  void Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices);
+
+ private:
+  const SelectorKind kind_;
+  const double k_;
+  std::vector<float> scratch_;
+};
 
 }  // namespace inccl
 

@@ -16,8 +16,7 @@
 
 #include "reduce/bitmap_union.h"
 #include "reduce/methods.h"
-#include "reduce/selector.h"
-#include "reduce/shared_positions.h"
+#include "reduce/select.h"
 
 namespace inccl {
 namespace {

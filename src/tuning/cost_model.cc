@@ -2,9 +2,12 @@
 #include "tuning/cost_model.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <vector>
 
 #include "collectives/schedule.h"
+#include "collectives/schedule_builder.h"
 #include "tuning/segmentation.h"
 
 namespace inccl {
@@ -125,6 +128,370 @@ CostEstimate EstimateCost(const TunerCall& call, Algorithm algorithm,
   }
   estimate.ns += side;
   return estimate;
+}
+
+// The shapes of the schedules, one function per algorithm. docs/algorithms.md has the formulas;
+// tests/tuning/cost_model_test.cc counts the schedules themselves.
+
+namespace {
+
+uint64_t CeilDiv(uint64_t value, uint64_t by) { return (value + by - 1) / by; }
+
+// Bits by which a sum of `contributions` is wider than one of them.
+uint64_t GrowthOf(uint64_t contributions) {
+  return contributions <= 1 ? 0 : static_cast<uint64_t>(std::bit_width(contributions - 1));
+}
+
+uint64_t FloorLog2(uint64_t value) { return static_cast<uint64_t>(std::bit_width(value)) - 1; }
+
+// The parts into which a window is dealt. Those that get no superblock are skipped.
+struct Parts {
+  Parts(uint64_t count, uint64_t parts) {
+    const uint64_t superblocks = CeilDiv(count, kSuperblock);
+    used = std::min(parts, superblocks);
+    elements = std::min(count, CeilDiv(superblocks, parts) * kSuperblock);
+  }
+  uint64_t used, elements;  // of the largest part
+};
+
+class Shaper {
+ public:
+  Shaper(Collective collective, int root, uint64_t count, const HostMap& hosts)
+      : map_(hosts),
+        collective_(collective),
+        root_host_(hosts.HostOf(root)),
+        count_(count),
+        n_(static_cast<uint64_t>(hosts.nranks())),
+        hosts_(static_cast<uint64_t>(hosts.hosts())),
+        largest_(static_cast<uint64_t>(hosts.LargestHost())),
+        smallest_(n_) {
+    for (int host = 0; host < hosts.hosts(); ++host) smallest_ = std::min(smallest_, Size(host));
+  }
+
+  CostShape Of(Algorithm algorithm) {
+    switch (collective_) {
+      case Collective::kAllReduce: AllReduce(algorithm); break;
+      case Collective::kReduceScatter:
+      case Collective::kAllGather: Segments(algorithm); break;
+      case Collective::kBroadcast:
+      case Collective::kReduce: Rooted(algorithm); break;
+      case Collective::kAllToAll:
+      case Collective::kGather:
+      case Collective::kScatter: break;  // of one algorithm
+    }
+    if (shape_.hop_elements > 0) {
+      const uint64_t busy = shape_.link_elements / shape_.hop_elements;
+      shape_.waiting_hops = shape_.network_hops > busy ? shape_.network_hops - busy : 0;
+    }
+    return shape_;
+  }
+
+ private:
+  uint64_t Size(int host) const { return map_.RanksOf(host).size(); }
+
+  void AllReduce(Algorithm algorithm) {
+    switch (algorithm) {
+      case Algorithm::kRing: return AllReduceRing();
+      case Algorithm::kTree: return AllReduceTree();
+      case Algorithm::kRecursiveDoubling: return AllReduceDoubling();
+      case Algorithm::kOneShot: return AllReduceOneShot();
+      case Algorithm::kHierarchical: return AllReduceHierarchical();
+      case Algorithm::kTwoShot:
+      case Algorithm::kEnd: return AllReduceTwoShot();
+    }
+  }
+
+  void AllReduceOneShot() {
+    shape_.network_hops = 1;
+    shape_.serial_elements = count_;
+    shape_.network_messages = 2 * (n_ - smallest_);
+    for (int host = 0; host < map_.hosts(); ++host) {
+      AtLeast(&shape_.link_elements, Size(host) * (n_ - Size(host)) * count_);
+    }
+    shape_.shm_elements = (largest_ - 1) * count_;
+    shape_.added_elements = (n_ - 1) * count_;
+    shape_.encoded_elements = 2 * count_;  // its input, and the whole result
+    shape_.decoded_elements = n_ * count_;
+  }
+
+  void AllReduceTwoShot() {
+    const Parts parts(count_, n_);
+    shape_.network_hops = 2;
+    for (int host = 0; host < map_.hosts(); ++host) {
+      const uint64_t size = Size(host), others = n_ - size;
+      uint64_t owned = 0;  // by ranks of this host
+      for (const int rank : map_.RanksOf(host)) {
+        if (static_cast<uint64_t>(rank) < parts.used) ++owned;
+      }
+      const uint64_t foreign = parts.used - owned;
+      AtLeast(&shape_.link_elements, (size * foreign + owned * others) * parts.elements);
+      AtLeast(&shape_.network_messages, 2 * (foreign + (owned > 0 ? others : 0)));
+      if (owned > 0) AtLeast(&shape_.shm_elements, (size + owned - 2) * parts.elements);
+    }
+    shape_.added_elements = (n_ - 1) * parts.elements;
+    shape_.encoded_elements = count_ + parts.elements;
+    shape_.decoded_elements = (n_ - 1) * parts.elements + count_;
+  }
+
+  // A ring over all parts, once or twice. A rank that is alone on its host has both neighbours on
+  // others.
+  void Ring(uint64_t rounds, uint64_t parts, uint64_t part_elements) {
+    const uint64_t hops = rounds * (n_ - 1);
+    // The chain of dependent messages leaves out `rounds` edges in a row, if it can local ones.
+    const uint64_t local = std::min(rounds, largest_ - 1);
+    shape_.network_hops = rounds * hosts_ - (rounds - local);
+    shape_.shm_hops = hops - shape_.network_hops;
+    const uint64_t messages = rounds * std::min(parts, n_ - 1);
+    shape_.network_messages = messages * (smallest_ == 1 ? 2 : 1);
+    shape_.link_elements = messages * part_elements;
+    shape_.hop_elements = shape_.serial_elements = part_elements;
+    if (largest_ > 1) shape_.shm_elements = messages * part_elements;
+  }
+
+  void AllReduceRing() {
+    const Parts parts(count_, n_);
+    Ring(2, parts.used, parts.elements);
+    shape_.added_elements = (n_ - 1) * parts.elements;
+    shape_.encoded_elements = parts.elements;
+    shape_.hop_sums = (n_ - 1) * parts.elements;
+    shape_.decoded_elements = count_;
+    // The average of log2(1 .. n-1), in the first of two rounds.
+    shape_.widening = (GrowthOf(n_) > 0 ? GrowthOf(n_) - 1 : 0) * WireBits::kUnit / 2;
+  }
+
+  // The places, host by host, between which a message passes.
+  struct Traffic {
+    Traffic(const std::vector<int>& places, uint64_t hosts)
+        : host_at(places),
+          sent(hosts),
+          received(hosts),
+          messages(places.size()),
+          local(places.size()) {}
+    bool Crosses(size_t from, size_t to) const { return host_at[from] != host_at[to]; }
+    void Send(size_t from, size_t to) {
+      if (!Crosses(from, to)) {
+        ++local[to];
+        return;
+      }
+      ++sent[Index(host_at[from])];
+      ++received[Index(host_at[to])];
+      ++messages[from];
+      ++messages[to];
+    }
+    static uint64_t Most(const std::vector<uint64_t>& counts) {
+      return *std::max_element(counts.begin(), counts.end());
+    }
+
+    const std::vector<int>& host_at;
+    std::vector<uint64_t> sent, received;  // by host
+    std::vector<uint64_t> messages;        // between hosts, by place
+    std::vector<uint64_t> local;           // received inside the host, by place
+  };
+
+  // All messages of `traffic` have as many elements.
+  void Take(const Traffic& traffic, uint64_t elements) {
+    shape_.network_messages = Traffic::Most(traffic.messages);
+    shape_.link_elements =
+        std::max(Traffic::Most(traffic.sent), Traffic::Most(traffic.received)) * elements;
+    shape_.shm_elements = Traffic::Most(traffic.local) * elements;
+  }
+
+  // Two trees over the ranks host by host, half of the data up and down each.
+  void AllReduceTree() {
+    const std::vector<int> host_at = HostsByPlace();
+    const Parts parts(count_, 2);
+    Traffic traffic(host_at, hosts_);
+    for (int tree = 0; tree < static_cast<int>(parts.used); ++tree) {
+      std::vector<int> parent(n_);
+      for (size_t place = 0; place < n_; ++place) {
+        parent[place] = DoubleTreeNode(map_.nranks(), tree, static_cast<int>(place)).parent;
+      }
+      for (size_t place = 0; place < n_; ++place) {
+        uint64_t crossed = 0, depth = 0;
+        for (size_t at = place; parent[at] >= 0; at = Index(parent[at]), ++depth) {
+          crossed += traffic.Crosses(at, Index(parent[at])) ? 1 : 0;
+        }
+        if (2 * crossed >= shape_.network_hops) {
+          AtLeast(&shape_.network_hops, 2 * crossed);
+          AtLeast(&shape_.shm_hops, 2 * (depth - crossed));
+        }
+        if (parent[place] < 0) continue;
+        traffic.Send(place, Index(parent[place]));
+        traffic.Send(Index(parent[place]), place);
+      }
+    }
+    Take(traffic, parts.elements);
+    shape_.hop_elements = std::min<uint64_t>(2, n_ - 1) * parts.elements;
+    shape_.added_elements = count_;
+    shape_.encoded_elements = count_ / 2;
+    shape_.hop_sums = count_;
+    shape_.decoded_elements = count_;
+    shape_.widening = GrowthOf(n_) * WireBits::kUnit / 4;
+  }
+
+  // Rounds at distance 1, 2, 4, ... over the places host by host. If n is no power of two, a
+  // message to every second place before and back after.
+  void AllReduceDoubling() {
+    const std::vector<int> host_at = HostsByPlace();
+    const uint64_t power = std::bit_floor(n_), extra = n_ - power;
+    const auto place_of = [&](uint64_t i) { return i < extra ? 2 * i : i + extra; };
+    Traffic traffic(host_at, hosts_);
+    struct Chain {
+      uint64_t crossed = 0, all = 0;
+    };
+    std::vector<Chain> chains(n_);  // the longest that have arrived at each place
+    const auto send = [&](size_t from, size_t to, const Chain& chain) {
+      traffic.Send(from, to);
+      AtLeast(&chains[to].crossed, chain.crossed + (traffic.Crosses(from, to) ? 1 : 0));
+      AtLeast(&chains[to].all, chain.all + 1);
+    };
+    for (uint64_t i = 0; i < extra; ++i) send(2 * i + 1, 2 * i, {});
+    uint64_t growth = 0, rounds = 0;
+    for (uint64_t distance = 1; distance < power; distance *= 2, ++rounds) {
+      const std::vector<Chain> before(chains.begin(), chains.end());
+      for (uint64_t i = 0; i < power; ++i) {
+        const uint64_t from = place_of(i);
+        send(from, place_of(i ^ distance), before[from]);
+      }
+      growth += GrowthOf(distance);
+    }
+    for (uint64_t i = 0; i < extra; ++i) send(2 * i, 2 * i + 1, chains[2 * i]);
+    Chain longest;
+    for (const Chain& chain : chains) {
+      AtLeast(&longest.crossed, chain.crossed);
+      AtLeast(&longest.all, chain.all);
+    }
+    shape_.network_hops = longest.crossed;
+    shape_.serial_elements = count_;
+    shape_.shm_hops = longest.all - longest.crossed;
+    Take(traffic, count_);
+    shape_.added_elements = longest.all * count_;
+    shape_.encoded_elements = 2 * count_;  // its input, and the whole result
+    shape_.hop_sums = (longest.all - 1) * count_;
+    shape_.decoded_elements = count_;
+    shape_.widening = growth * WireBits::kUnit / std::max<uint64_t>(1, rounds);
+  }
+
+  // Every host owns as many parts as the largest host has ranks.
+  void AllReduceHierarchical() {
+    const Parts parts(count_, hosts_ * largest_);
+    shape_.network_hops = shape_.shm_hops = 2;
+    for (int host = 0; host < map_.hosts(); ++host) {
+      const uint64_t size = Size(host), before = static_cast<uint64_t>(host) * largest_;
+      const uint64_t owned = parts.used > before ? std::min(parts.used - before, largest_) : 0;
+      const uint64_t foreign = parts.used - owned;
+      const uint64_t crossing = foreign + owned * (hosts_ - 1);
+      const uint64_t per_rank = CeilDiv(parts.used, size), own_per_rank = CeilDiv(owned, size);
+      AtLeast(&shape_.link_elements, crossing * parts.elements);
+      AtLeast(&shape_.network_messages, 2 * (CeilDiv(foreign, size) + own_per_rank * (hosts_ - 1)));
+      AtLeast(&shape_.shm_elements,
+              ((size - 1) * per_rank + parts.used - parts.used / size) * parts.elements);
+      const uint64_t added = ((size - 1) * per_rank + (hosts_ - 1) * own_per_rank) * parts.elements;
+      AtLeast(&shape_.added_elements, added);
+      AtLeast(&shape_.encoded_elements, count_ + per_rank * parts.elements);
+      AtLeast(&shape_.decoded_elements, count_ + added);
+    }
+    shape_.widening = GrowthOf(largest_) * WireBits::kUnit / 2;
+  }
+
+  // Reduce-scatter and all-gather: every rank has a segment of `count_` elements.
+  void Segments(Algorithm algorithm) {
+    const bool sums = collective_ == Collective::kReduceScatter;
+    shape_.added_elements = sums ? (n_ - 1) * count_ : 0;
+    shape_.encoded_elements = sums ? n_ * count_ : count_;
+    shape_.decoded_elements = n_ * count_;
+    if (algorithm == Algorithm::kRing) {
+      Ring(1, n_, count_);
+      if (!sums) return;
+      shape_.encoded_elements = shape_.decoded_elements = count_;
+      shape_.hop_sums = (n_ - 1) * count_;
+      shape_.widening = (GrowthOf(n_) > 0 ? GrowthOf(n_) - 1 : 0) * WireBits::kUnit;
+      return;
+    }
+    shape_.network_hops = 1;
+    const bool two_levels = algorithm == Algorithm::kHierarchical;
+    for (int host = 0; host < map_.hosts(); ++host) {
+      const uint64_t size = Size(host), others = n_ - size;
+      if (!two_levels) {
+        AtLeast(&shape_.link_elements, size * others * count_);
+        AtLeast(&shape_.network_messages, 2 * others);
+        AtLeast(&shape_.shm_elements, (size - 1) * count_);
+        continue;
+      }
+      const uint64_t rails = CeilDiv(others, size);
+      AtLeast(&shape_.link_elements, std::max(others, size * (hosts_ - 1)) * count_);
+      AtLeast(&shape_.network_messages, rails + hosts_ - 1);
+      AtLeast(&shape_.shm_elements, (sums ? (size - 1) * (1 + rails) : n_ - n_ / size) * count_);
+    }
+    if (!two_levels) return;
+    shape_.shm_hops = 1;
+    if (sums) shape_.widening = GrowthOf(largest_) * WireBits::kUnit;
+  }
+
+  // Broadcast, and reduce, which is the same backwards.
+  void Rooted(Algorithm algorithm) {
+    const bool sums = collective_ == Collective::kReduce;
+    const uint64_t local = Size(root_host_), others = n_ - local;
+    shape_.added_elements = count_;
+    if (largest_ > 1) shape_.shm_elements = count_;
+    switch (algorithm) {
+      case Algorithm::kRing:
+        shape_.network_hops = hosts_ - 1;
+        shape_.shm_hops = n_ - hosts_;
+        shape_.network_messages = smallest_ == 1 && hosts_ > 2 ? 2 : 1;
+        shape_.link_elements = shape_.hop_elements = count_;
+        break;
+      case Algorithm::kTree:
+        shape_.network_hops = FloorLog2(hosts_);
+        shape_.shm_hops = FloorLog2(largest_);
+        // The root has two children, others also a parent; the fifth host is the second child of
+        // one.
+        shape_.network_messages = hosts_ >= 5 ? 3 : std::min<uint64_t>(hosts_ - 1, 2);
+        shape_.link_elements = shape_.hop_elements = std::min<uint64_t>(hosts_ - 1, 2) * count_;
+        shape_.added_elements = 2 * count_;
+        if (sums) shape_.shm_elements = std::min<uint64_t>(largest_ - 1, 2) * count_;
+        break;
+      case Algorithm::kHierarchical:
+        shape_.network_hops = hosts_ - 1;
+        shape_.shm_hops = 2;
+        shape_.network_messages = (hosts_ > 2 ? 2 : 1) * CeilDiv(largest_, smallest_);
+        shape_.link_elements = shape_.hop_elements = count_;
+        if (sums) shape_.shm_elements = 2 * (count_ - count_ / largest_);
+        break;
+      default:
+        shape_.network_hops = 1;
+        shape_.network_messages = others;
+        shape_.link_elements = others * count_;
+        shape_.added_elements = (n_ - 1) * count_;
+        shape_.shm_elements = (sums ? local - 1 : std::min<uint64_t>(local - 1, 1)) * count_;
+        break;
+    }
+    if (!sums) shape_.added_elements = 0;
+  }
+
+  static size_t Index(int value) { return static_cast<size_t>(value); }
+  static void AtLeast(uint64_t* value, uint64_t other) { *value = std::max(*value, other); }
+
+  // The host of each place of HostOrder.
+  std::vector<int> HostsByPlace() const {
+    std::vector<int> host_at;
+    for (int host = 0; host < map_.hosts(); ++host) host_at.insert(host_at.end(), Size(host), host);
+    return host_at;
+  }
+
+  const HostMap& map_;
+  const Collective collective_;
+  const int root_host_;
+  const uint64_t count_, n_, hosts_, largest_;
+  uint64_t smallest_;
+  CostShape shape_;
+};
+
+}  // namespace
+
+CostShape ShapeOf(Collective collective, Algorithm algorithm, int root, uint64_t count,
+                  const HostMap& hosts) {
+  return Shaper(collective, root, count, hosts).Of(algorithm);
 }
 
 }  // namespace inccl

@@ -8,11 +8,48 @@
 
 #include <cstdint>
 
+#include "base/types.h"
 #include "collectives/algorithms.h"
-#include "tuning/cost_constants.h"
-#include "tuning/tuner_call.h"
+#include "compress/codec.h"
+#include "topology/host_map.h"
+#include "tuning/slot_budget.h"
 
 namespace inccl {
+
+// What the tuner knows of a call. Equal on all ranks.
+
+// What an element of a compressed call takes on its way, in 16ths of a bit.
+struct WireBits {
+  static constexpr uint32_t kUnit = 16;
+
+  uint32_t data = 0;  // of one contribution or result; 0: the element itself
+  uint32_t side = 0;  // of the side information of one phase
+  uint32_t side_phases = 0;
+};
+
+// The values of `codec` for calls of `collective`.
+WireBits WireBitsOf(const Codec& codec, Collective collective, int nranks);
+
+struct TunerCall : CollectiveArgs {
+  bool compressed = false;
+  bool reproducible = false;
+  Route route{};  // of the codec
+  // The codec does not compress calls this small. Sums are then in rank order, if an admitted
+  // algorithm has that.
+  bool below_min_bytes = false;
+  const HostMap* hosts = nullptr;  // nullptr: one host
+  SlotBudget slots = {};           // by default without a limit
+  WireBits wire = {};              // of the codec
+};
+
+// Whether the ranks of each host add up their elements before the codec sees them.
+inline bool SumsHosts(const Route& route, Collective collective, const HostMap* hosts) {
+  return route.sums_hosts && Reduces(collective) && hosts != nullptr && hosts->LargestHost() > 1;
+}
+
+inline int HostsOf(const TunerCall& call) {
+  return call.hosts == nullptr ? 1 : call.hosts->hosts();
+}
 
 // What the schedules of a call have to do. Messages and elements are those of the rank or host that
 // has the most of them; elements of a message count once per consumer on another host.

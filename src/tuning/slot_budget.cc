@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "collectives/schedule.h"
-#include "transport/mapped/layout.h"
+#include "transport/mapped/arena.h"
 #include "tuning/segmentation.h"
 
 namespace inccl {

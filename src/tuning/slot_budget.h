@@ -5,15 +5,72 @@
 #ifndef INCCL_TUNING_SLOT_BUDGET_H_
 #define INCCL_TUNING_SLOT_BUDGET_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/types.h"
 #include "collectives/algorithms.h"
 #include "collectives/program.h"
 #include "topology/host_map.h"
-#include "tuning/cost_constants.h"
 
 namespace inccl {
+
+// The constants of the cost model (cost_model.h): times of messages, bytes and elements.
+
+// Whole numbers, so that all ranks compute the same estimates. The defaults are those of an
+// Ethernet of 10 Gbit/s, and of one core for everything else.
+struct CostConstants {
+  uint64_t network_latency_ns = 25'000;
+  uint64_t network_message_ns = 8'000;
+  uint64_t network_byte_ps = 850;
+  uint64_t shm_latency_ns = 1'000;
+  uint64_t shm_byte_ps = 100;
+  uint64_t reduce_byte_ps = 100;
+  uint64_t encode_element_ps = 500;
+  uint64_t decode_element_ps = 300;
+  uint64_t hop_element_ps = 600;
+
+  bool operator==(const CostConstants&) const = default;
+};
+
+// A link between hosts is long if a message takes longer than on any network of one site.
+inline constexpr uint32_t kLongRoundTripUs = 1000;
+// The bytes that a long link holds, round trip times rate; 0: the links are short.
+inline uint64_t BytesUnderWay(const CostConstants& costs) {
+  constexpr uint64_t kNsPerUs = 1000, kPsPerNs = 1000;
+  if (2 * costs.network_latency_ns < kLongRoundTripUs * kNsPerUs) return 0;
+  return 2 * costs.network_latency_ns * kPsPerNs / std::max<uint64_t>(1, costs.network_byte_ps);
+}
+
+struct CostField {
+  const char* name;
+  uint64_t CostConstants::*value;
+  uint64_t most;
+  const char* meaning;
+};
+
+// With these limits no estimate overflows.
+inline constexpr uint64_t kMostCostNs = 1'000'000'000;
+inline constexpr uint64_t kMostCostPs = 100'000;
+inline constexpr CostField kCostFields[] = {
+    {"network_latency_ns", &CostConstants::network_latency_ns, kMostCostNs,
+     "a small message from a rank to a rank on another host"},
+    {"network_message_ns", &CostConstants::network_message_ns, kMostCostNs,
+     "a further message that the same rank sends or receives"},
+    {"network_byte_ps", &CostConstants::network_byte_ps, kMostCostPs,
+     "a byte on the link of a host, which its ranks share"},
+    {"shm_latency_ns", &CostConstants::shm_latency_ns, kMostCostNs,
+     "a small message inside a host"},
+    {"shm_byte_ps", &CostConstants::shm_byte_ps, kMostCostPs, "a byte inside a host"},
+    {"reduce_byte_ps", &CostConstants::reduce_byte_ps, kMostCostPs,
+     "a byte of a contribution that is added"},
+    {"encode_element_ps", &CostConstants::encode_element_ps, kMostCostPs,
+     "an element that the codec encodes"},
+    {"decode_element_ps", &CostConstants::decode_element_ps, kMostCostPs,
+     "an element that the codec decodes"},
+    {"hop_element_ps", &CostConstants::hop_element_ps, kMostCostPs,
+     "an element that the codec adds to a sum on its way"},
+};
 
 struct SlotBudget {
   uint64_t bytes = UINT64_MAX;        // INCCL_SLOT_BYTES_MAX

@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
-#include "tuning/tuner_call.h"
+#include "tuning/cost_model.h"
 #include "tuning/tuner_table.h"
 
 namespace inccl {

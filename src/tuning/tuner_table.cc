@@ -8,9 +8,9 @@
 #include <set>
 #include <tuple>
 
-#include "base/max_ranks.h"
 #include "base/rng.h"
-#include "base/text_file.h"
+#include "base/text.h"
+#include "base/types.h"
 
 namespace inccl {
 namespace {

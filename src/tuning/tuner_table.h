@@ -22,7 +22,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
-#include "tuning/cost_constants.h"
+#include "tuning/slot_budget.h"
 
 namespace inccl {
 

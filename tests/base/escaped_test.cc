@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/escaped.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
@@ -8,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "support/seed.h"
 
 namespace inccl::test {

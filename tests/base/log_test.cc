@@ -18,8 +18,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/log_file.h"
-
 namespace inccl::test {
 namespace {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/own_fds.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -14,6 +12,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/fd.h"
 #include "world/limits.h"
 
 namespace inccl::test {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/aead.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
+
+#include "bootstrap/crypto.h"
 
 namespace inccl::bootstrap {
 namespace {

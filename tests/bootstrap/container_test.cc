@@ -14,10 +14,10 @@
 
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/handshake.h"
+#include "bootstrap/host.h"
 #include "bootstrap/messages.h"
-#include "bootstrap/namespaces.h"
 #include "bootstrap/rendezvous_client.h"
-#include "bootstrap/rendezvous_root.h"
+#include "bootstrap/rendezvous_server.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::test {

@@ -19,7 +19,7 @@
 #include "bootstrap/join.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/rendezvous_client.h"
-#include "bootstrap/rendezvous_root.h"
+#include "bootstrap/rendezvous_server.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::test {

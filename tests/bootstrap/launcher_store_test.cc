@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "bootstrap/bootstrap_world.h"
-#include "bootstrap/pmi_store.h"
 
 namespace inccl::test {
 namespace {

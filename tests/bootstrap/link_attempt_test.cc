@@ -2,8 +2,6 @@
 //
 // One connection between two ranks where one of them stops in the middle of the handshake. The test
 // is the other end. No test waits for a limit: it tells the attempt that the time is over.
-#include "bootstrap/link_attempt.h"
-
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -12,6 +10,7 @@
 #include <string>
 
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/connector.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::test {

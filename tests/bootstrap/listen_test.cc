@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/address_filter.h"
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/interfaces.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::test {

@@ -14,7 +14,6 @@
 #include "base/crc32c.h"
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
-#include "bootstrap/frame.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/unique_id.h"

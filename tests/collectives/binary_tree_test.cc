@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/binary_tree.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <vector>
+
+#include "collectives/schedule_builder.h"
 
 namespace inccl {
 namespace {

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "collectives/binary_tree.h"
+#include "collectives/schedule_builder.h"
 #include "collectives/schedule_cases.h"
 #include "communicator/plan_cache.h"
 #include "topology/host_map.h"

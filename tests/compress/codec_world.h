@@ -16,7 +16,7 @@
 #include "collectives/algorithms.h"
 #include "collectives/executor.h"
 #include "compress/codec.h"
-#include "compress/residual/feedback_state.h"
+#include "compress/residual/residual.h"
 #include "transport/loopback/loopback.h"
 #include "tuning/segmentation.h"
 

@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "build_paths.h"
-#include "compress/hbi/hull.h"
+#include "compress/hbi/plan.h"
 #include "compress/hbi_driver.h"
 #include "compress/kernels/convert.h"
 #include "support/hbi_oracle.h"

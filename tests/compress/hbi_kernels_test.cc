@@ -17,7 +17,6 @@
 #include "base/rng.h"
 #include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
-#include "compress/hbi/hull.h"
 #include "compress/hbi/plan.h"
 #include "compress/hbi/side_words.h"
 #include "compress/simd.h"

@@ -14,7 +14,7 @@
 #include "compress/codec_world.h"
 #include "compress/hbi_driver.h"
 #include "compress/kernels/convert.h"
-#include "compress/qsgd/qsgd_config.h"
+#include "compress/qsgd/qsgd_state.h"
 #include "support/seed.h"
 
 namespace inccl::test {

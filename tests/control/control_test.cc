@@ -24,8 +24,8 @@
 #include "base/bytes.h"
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
-#include "bootstrap/frame.h"
 #include "bootstrap/meshes.h"
+#include "bootstrap/messages.h"
 #include "control/router.h"
 #include "support/seed.h"
 

@@ -14,7 +14,7 @@
 #include "base/bytes.h"
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
-#include "bootstrap/frame.h"
+#include "bootstrap/messages.h"
 #include "control/control.h"
 #include "support/seed.h"
 

@@ -22,8 +22,7 @@
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/socket.h"
 #include "control/loop.h"
-#include "control/status_client.h"
-#include "control/status_server.h"
+#include "control/status_socket.h"
 
 namespace inccl::test {
 namespace {

@@ -14,7 +14,6 @@
 
 #include "compress/identity_codec.h"
 #include "engine/device_engine.h"
-#include "engine/device_slots.h"
 #include "fakes/fake_device.h"
 #include "transport/loopback/loopback.h"
 #include "world/error_format.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which calls a rank remembers, and with which it compares what peers say of theirs.
-#include "failure/call_history.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
+
+#include "failure/positions.h"
 
 namespace inccl::test {
 namespace {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "failure/invitations.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstring>
 #include <thread>
 #include <vector>
+
+#include "failure/shrink_agreement.h"
 
 namespace inccl::test {
 namespace {

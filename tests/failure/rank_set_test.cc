@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sets of ranks, compared with std::set.
-#include "failure/rank_set.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "failure/shrink_agreement.h"
 #include "support/seed.h"
 
 namespace inccl::test {

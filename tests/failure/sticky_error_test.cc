@@ -12,8 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "failure/notice.h"
-
 namespace inccl::test {
 namespace {
 

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "bootstrap/aead.h"
+#include "bootstrap/crypto.h"
 #include "bootstrap/handshake.h"
 #include "faults/connection_proxy.h"
 #include "faults/network_faults.h"

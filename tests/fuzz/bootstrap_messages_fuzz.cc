@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A stream of frames cut anywhere, and every message that may be in one.
-#include "bootstrap/frame.h"
 #include "bootstrap/messages.h"
 #include "collectives/call.h"
 #include "fuzz/fuzz.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/escaped.h"
+#include "base/text.h"
 #include "config/config_files.h"
 #include "config/variables.h"
 #include "fuzz/fuzz.h"

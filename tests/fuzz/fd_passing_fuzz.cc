@@ -10,7 +10,7 @@
 #include <array>
 #include <cstring>
 
-#include "bootstrap/fd_passing.h"
+#include "bootstrap/socket.h"
 #include "fuzz/fuzz.h"
 
 namespace inccl::fuzz {

@@ -6,7 +6,7 @@
 #include <map>
 #include <optional>
 
-#include "base/max_ranks.h"
+#include "base/types.h"
 #include "fuzz/fuzz.h"
 #include "tuning/tuner_table.h"
 

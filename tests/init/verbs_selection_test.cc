@@ -9,7 +9,7 @@
 
 #include "fakes/verbs/fake_verbs.h"
 #include "init/thread_transports.h"
-#include "init/transport_table.h"
+#include "init/transport_selection.h"
 
 namespace inccl::test {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "control/status_client.h"
+#include "control/status_socket.h"
 #include "world/process_world.h"
 #include "world/world.h"
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "compress/simd.h"
-#include "reduce/permutation.h"
+#include "reduce/methods.h"
 #include "support/seed.h"
 
 namespace inccl::test {

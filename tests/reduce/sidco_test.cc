@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SIDCo's thresholds against quantiles in closed form, and on recorded gradients.
-#include "reduce/sidco.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +8,7 @@
 #include <vector>
 
 #include "integration/compressed_world.h"
-#include "reduce/selector.h"
+#include "reduce/select.h"
 #include "support/seed.h"
 
 namespace inccl::test {

@@ -59,7 +59,7 @@ C_HEADERS = set("""assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h 
 locale.h math.h setjmp.h signal.h stdarg.h stdbool.h stddef.h stdint.h stdio.h stdlib.h string.h
 tgmath.h time.h wchar.h wctype.h""".split())
 
-MOST_LINES = 400
+MOST_LINES = 800
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]*)"|<([^>]*)>)', re.MULTILINE)
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".c", ".inc", ".cu", ".cuh"}
@@ -207,8 +207,8 @@ BAD = [
     ("src/compress/cuda/sum.h", "inline constexpr uint32_t kEven[2] = {0, 2};", "kEven: an array"),
     ("src/extra/new.cc", "", "no known layer"),
     ("src/loose.cc", "", "no known layer"),
-    ("src/memory/full.h", "// one line more", "401 lines, more than 400"),
-    ("src/ext/nccl/long.cc", "\n" * MOST_LINES, "401 lines, more than 400"),
+    ("src/memory/full.h", "// one line more", "801 lines, more than 800"),
+    ("src/ext/nccl/long.cc", "\n" * MOST_LINES, "801 lines, more than 800"),
 ]
 
 

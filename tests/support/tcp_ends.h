@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "bootstrap/socket.h"
-#include "transport/tcp/tcp_connector.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace inccl::test {

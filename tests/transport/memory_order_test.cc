@@ -28,8 +28,8 @@
 #include "support/interleavings.h"
 #include "transport/emulated/stamped_lanes.h"
 #include "transport/lane_check.h"
+#include "transport/poll_wakeup_event.h"
 #include "transport/transport.h"
-#include "transport/wakeup_source.h"
 #include "world/limits.h"
 
 namespace inccl::mapped_model {
@@ -67,9 +67,8 @@ inline ssize_t read(int fd, void* /*data*/, size_t bytes) {
 // NOLINTBEGIN(bugprone-suspicious-include)
 #define mapped mapped_model
 #include "transport/mapped/arena.cc"
+#include "transport/mapped/lanes.cc"
 #include "transport/mapped/mapped_transport.cc"
-#include "transport/mapped/recv_lane.cc"
-#include "transport/mapped/send_lane.cc"
 #include "transport/mapped/wakeup.cc"
 #undef mapped
 // NOLINTEND(bugprone-suspicious-include)

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "collectives/schedule.h"
-#include "transport/mapped/layout.h"
+#include "transport/mapped/arena.h"
 #include "tuning/segmentation.h"
 #include "tuning/tuner.h"
 

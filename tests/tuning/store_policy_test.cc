@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tuning/store_policy.h"
-
 #include <gtest/gtest.h>
+
+#include "tuning/segmentation.h"
 
 namespace inccl {
 namespace {

@@ -11,7 +11,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/escaped.h"
+#include "base/text.h"
 #include "tools/doctor/checks.h"
 #include "tools/doctor/elf.h"
 #include "tools/doctor/run.h"

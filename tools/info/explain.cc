@@ -8,7 +8,7 @@
 
 #include "collectives/chunking.h"
 #include "compress/codec_spec.h"
-#include "transport/mapped/layout.h"
+#include "transport/mapped/arena.h"
 #include "transport/transport.h"
 #include "tuning/segmentation.h"
 

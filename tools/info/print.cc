@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "base/escaped.h"
+#include "base/text.h"
 
 namespace inccl::tools {
 namespace {

@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "perf/support/world.h"
 #include "topology/host_map.h"
-#include "tuning/cost_constants.h"
+#include "tuning/slot_budget.h"
 
 namespace inccl::tools {
 

@@ -18,7 +18,7 @@
 #include "compress/codecs.h"
 #include "compress/kernels/dither_kernels.h"
 #include "compress/kernels/qsgd_kernels.h"
-#include "compress/qsgd/fields.h"
+#include "compress/qsgd/qsgd_state.h"
 
 namespace inccl {
 namespace {

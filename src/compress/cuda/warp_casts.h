@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The casts on a warp: fp32 to and from the payloads of the codecs bf16, fp16, fp8 and mxfp8
-// (wire/casts.cc, wire/mxfp8.cc). Lane l has elements 8 l to 8 l + 7 of a superblock. The work is
+// (wire/wire_codec.cc). Lane l has elements 8 l to 8 l + 7 of a superblock. The work is
 // divided as in warp_slice.h.
 #ifndef INCCL_COMPRESS_CUDA_WARP_CASTS_H_
 #define INCCL_COMPRESS_CUDA_WARP_CASTS_H_

@@ -7,13 +7,13 @@
 #include <limits>
 
 #include "compress/checked_state.h"
-#include "compress/hbi/checksum.h"
-#include "compress/hbi/device_levels.h"
+#include "compress/hbi/device_slices.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
-#include "compress/hbi/hull.h"
+#include "compress/hbi/plan.h"
 #include "compress/hbi/side_words.h"
+#include "compress/hbi/slice.h"
 
 namespace inccl {
 namespace {

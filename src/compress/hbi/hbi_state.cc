@@ -9,11 +9,13 @@
 
 #include "base/log.h"
 #include "compress/checked_state.h"
-#include "compress/hbi/checksum.h"
+#include "compress/device_work.h"
+#include "compress/hbi/device_slices.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
-#include "compress/hbi/hull.h"
+#include "compress/hbi/plan.h"
 #include "compress/hbi/side_words.h"
+#include "compress/hbi/slice.h"
 #include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
@@ -316,6 +318,377 @@ void HbiState::WarnOfRange() {
       call_.rank, call_.nranks, Name(call_.collective), planners_->config().Canonical(),
       top == 1 ? 0.0 : Magnitude(top - 1), Magnitude(top), above ? "above" : "below",
       above ? 26 : -56, above ? 17 : 8);
+}
+
+// The checks that HbiState makes before it touches a byte, for host and device memory.
+
+namespace {
+
+Status WrongLength(const Term& term, uint64_t expected) {
+  return InternalError(fmt::format("hbi: {} payload: expected {} bytes, got {}",
+                                   Name(term.format.form), expected, term.bytes));
+}
+
+Status CheckCapacity(const Term& term, uint64_t needed) {
+  if (term.bytes >= needed) return Status::Ok();
+  return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", term.bytes,
+                                   Name(term.format.form), needed));
+}
+
+Status Unexpected(const Term& term, const char* where) {
+  return InternalError(fmt::format("hbi: {} cannot be {} here", Name(term.format.form), where));
+}
+
+}  // namespace
+
+Status HbiState::CheckOperation(const Range& range, std::span<const Term> inputs,
+                                std::span<const Term> outputs) const {
+  if (Status status = CheckRange(range); !status.ok()) return status;
+  if (!inputs.empty() && !outputs.empty()) return Status::Ok();
+  return InternalError(fmt::format("hbi: {} inputs and {} outputs", inputs.size(), outputs.size()));
+}
+
+Status HbiState::CheckRange(const Range& range) const {
+  const bool inside = range.first <= call_.count && range.count <= call_.count - range.first;
+  if (range.segment >= segments_ || range.count == 0 || !inside) {
+    return InternalError(fmt::format("hbi: elements {} to {} of segment {} in a call of {} in {}",
+                                     range.first, range.first + range.count, range.segment,
+                                     call_.count, segments_));
+  }
+  const bool at_end = range.first + range.count == call_.count;
+  if (range.first % kSuperblock != 0 || (range.count % kSuperblock != 0 && !at_end) ||
+      range.first / kWindow != (range.first + range.count - 1) / kWindow) {
+    return InternalError(
+        fmt::format("hbi: elements {} to {} are not whole superblocks of {} inside a window",
+                    range.first, range.first + range.count, kSuperblock));
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) const {
+  if (input.bytes != expected + trailer_) return WrongLength(input, expected + trailer_);
+  if (trailer_ == 0) return Status::Ok();
+  return VerifyChecksum(input.data, expected, Name(input.format.form), range, call_.rank);
+}
+
+Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
+                               const char* what) const {
+  const uint64_t bytes = slice.count * SizeOf(slice.type);
+  if (term.bytes >= bytes && term.data != nullptr) return Status::Ok();
+  return InternalError(fmt::format("hbi: {} of {} bytes for {} elements of {}", what, term.bytes,
+                                   slice.count, Name(slice.type)));
+}
+
+Status HbiState::InvalidWords(const Range& range) {
+  return InternalError(fmt::format("hbi: an invalid side word among those of elements {} to {}",
+                                   range.first, range.first + range.count));
+}
+
+Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
+                           std::span<const Term> inputs, std::span<Term> outputs) const {
+  const size_t bytes = size_t{slice.superblocks()} * kWordBytes;
+  for (const Term& input : inputs) {
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+      continue;
+    }
+    if (input.format.form != Form::kSide) return Unexpected(input, "an input");
+    if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
+    if (!AreValidParts(team(), Unsigned(input.data), slice.superblocks()))
+      return InvalidWords(range);
+  }
+  for (const Term& output : outputs) {
+    if (output.format.form != Form::kSide) return Unexpected(output, "an output");
+    if (output.data == nullptr) continue;
+    if (Status status = CheckCapacity(output, bytes + trailer_); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status HbiState::TakeInputs(const Range& range, const SliceContext& slice,
+                            std::span<const Term> inputs, uint32_t* contributions) {
+  sources_.clear();
+  *contributions = 0;
+  const uint32_t n = planner_->contributions();
+  uint32_t known = 0;  // number of contributions whose length is in known_bytes
+  uint64_t known_bytes = 0;
+  for (const Term& input : inputs) {
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+      sources_.push_back({.contributions = 1, .elements = input.data});
+    } else if (input.format.form == Form::kSum && Reduces(call_.collective)) {
+      const uint32_t h = input.format.contributions;
+      if (h == 0 || h > n) {
+        return InternalError(fmt::format("hbi: a sum of {} contributions among {} ranks", h, n));
+      }
+      if (h != known) known_bytes = SumBytes(slice, h);
+      known = h;
+      if (Status status = CheckPayload(range, input, known_bytes); !status.ok()) return status;
+      const uint8_t* at = Unsigned(input.data);
+      sources_.push_back({.at = at, .end = at + known_bytes, .contributions = h});
+    } else {
+      return Unexpected(input, "an input");
+    }
+    *contributions += sources_.back().contributions;
+  }
+  if (*contributions > n) {
+    return InternalError(fmt::format("hbi: {} contributions of {} ranks", *contributions, n));
+  }
+  return Status::Ok();
+}
+
+Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
+                              std::span<Term> outputs, SliceOutputs* places) const {
+  const bool complete = contributions == planner_->contributions();
+  for (Term& output : outputs) {
+    const Form form = output.format.form;
+    if (!Travels(call_.collective, form)) return Unexpected(output, "an output");
+    if ((form == Form::kResult || form == Form::kOutput) && !complete) {
+      return InternalError(fmt::format("hbi: {} from {} of {} contributions", Name(form),
+                                       contributions, planner_->contributions()));
+    }
+    if (form == Form::kSum && output.format.contributions != contributions) {
+      return InternalError(fmt::format("hbi: a sum of {} contributions from {}",
+                                       output.format.contributions, contributions));
+    }
+    uint64_t bytes = slice.count * SizeOf(slice.type);
+    if (form == Form::kSum) bytes = BytesOfSum(slice, contributions) + trailer_;
+    if (form == Form::kResult) bytes = ResultBytes(slice) + trailer_;
+    if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
+    uint8_t* data = Unsigned(output.data);
+    const Sink sink{data, data + output.bytes};
+    if (form == Form::kSum || (form == Form::kResult && !planner_->requantizes())) {
+      if (places->sum.at == nullptr) places->sum = sink;
+    } else if (form == Form::kResult) {
+      if (places->result.at == nullptr) places->result = sink;
+    } else if (places->elements == nullptr) {
+      places->elements = output.data;
+    }
+    output.bytes = static_cast<uint32_t>(bytes);
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CheckForward(const Range& range, const SliceContext& slice, const Term& input,
+                              std::span<Term> outputs) const {
+  if (!Travels(call_.collective, input.format.form)) return Unexpected(input, "an input");
+  const uint64_t bytes = ResultBytes(slice);
+  if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
+  if (planner_->requantizes() && !AreValid(Unsigned(input.data), slice.superblocks())) {
+    return InternalError(
+        fmt::format("hbi: an invalid side word in a result of {} elements", slice.count));
+  }
+  for (Term& output : outputs) {
+    if (output.format.form == Form::kResult) {
+      if (Status status = CheckCapacity(output, input.bytes); !status.ok()) return status;
+      output.bytes = input.bytes;
+    } else if (output.format.form == Form::kOutput) {
+      if (Status status = CheckElements(slice, output, "an output"); !status.ok()) return status;
+      output.bytes = static_cast<uint32_t>(slice.count * SizeOf(slice.type));
+    } else {
+      return Unexpected(output, "an output");
+    }
+  }
+  return Status::Ok();
+}
+
+// What HbiState does where sums are taken in groups: which inputs make the groups of an owner, and
+// whether their payloads can be what they are due to be.
+
+namespace {
+
+Status Unexpected(const Term& term) {
+  return InternalError(fmt::format("hbi: {} of {} contributions cannot be an input here",
+                                   Name(term.format.form), term.format.contributions));
+}
+
+}  // namespace
+
+uint32_t HbiState::GroupFrom(uint32_t first) const {
+  return std::min(planner_->group(), planner_->contributions() - first);
+}
+
+Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice,
+                                 const Term& input) const {
+  const uint32_t h = input.format.contributions;
+  const uint64_t bytes = GroupedSumBytes(slice, h);
+  if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
+  if (h == 1 || AreValid(Unsigned(input.data), slice.superblocks())) return Status::Ok();
+  return InternalError(fmt::format("hbi: an invalid side word in a sum of elements {} to {}",
+                                   range.first, range.first + range.count));
+}
+
+Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
+                            std::span<const Term> inputs, uint32_t* contributions) {
+  const uint32_t n = planner_->contributions(), m = planner_->group();
+  *contributions = 0;
+  for (const Term& input : inputs) {
+    *contributions += input.format.form == Form::kInput ? 1u : input.format.contributions;
+  }
+  // The inputs are all groups, this rank's whole group, or a part of this rank's group.
+  uint32_t rank = *contributions == n ? 0 : static_cast<uint32_t>(call_.rank) / m * m;
+  if (*contributions > n || (*contributions != n && *contributions > GroupFrom(rank))) {
+    return InternalError(
+        fmt::format("hbi: {} contributions of {} ranks in groups of {}", *contributions, n, m));
+  }
+  sources_.clear();
+  groups_.clear();
+  uint32_t members = 0;  // missing members of the current group
+  for (const Term& input : inputs) {
+    const uint32_t h = input.format.form == Form::kInput ? 1 : input.format.contributions;
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+    } else if (input.format.form != Form::kSum || h == 0) {
+      return Unexpected(input);
+    } else if (Status status = CheckGroupedSum(range, slice, input); !status.ok()) {
+      return status;
+    }
+    if (members == 0) {
+      members = GroupFrom(rank);
+      const auto groups = static_cast<int>((n + m - 1) / m);
+      groups_.emplace_back().shift = RankShift(static_cast<int>(rank / m), groups);
+    } else if (h != 1) {
+      return Unexpected(input);
+    }
+    Group& group = groups_.back();
+    const uint8_t* at = Unsigned(input.data);
+    if (h != 1) {
+      if (h != members) return Unexpected(input);
+      group.words = at;
+      group.sum = {.at = at + size_t{slice.superblocks()} * kWordBytes,
+                   .end = at + GroupedSumBytes(slice, h)};
+    } else {
+      Source source{.elements = input.data};
+      if (input.format.form == Form::kSum) source = {.at = at, .end = at + SumBytes(slice, 1)};
+      sources_.push_back(source);
+      group.members = {sources_.data() + sources_.size() - group.members.size() - 1,
+                       group.members.size() + 1};
+    }
+    members -= h;
+    rank += h;
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CombineGroups(const Range& range, const SliceContext& slice,
+                               std::span<const Term> inputs, std::span<Term> outputs) {
+  uint32_t contributions = 0;
+  Status status = TakeGroups(range, slice, inputs, &contributions);
+  if (!status.ok()) return status;
+  SliceOutputs places;
+  status = PlaceOutputs(slice, contributions, outputs, &places);
+  if (!status.ok()) return status;
+  if (contributions == 1) {
+    FoldSources(slice, places, outputs);
+    return Status::Ok();
+  }
+  if (places.sum.at != nullptr &&
+      contributions !=
+          GroupFrom(static_cast<uint32_t>(call_.rank) / planner_->group() * planner_->group())) {
+    return InternalError(fmt::format("hbi: a sum of {} contributions in groups of {}",
+                                     contributions, planner_->group()));
+  }
+  FoldGroups(slice, groups_, places);
+  CopyOutputs(outputs, places);
+  return Status::Ok();
+}
+
+// HbiState for elements in device memory: Combine in two halves, with the same checks and the same
+// bytes. Kernels process elements; the host merges side words, forwards payloads and computes
+// checksums.
+
+namespace {
+
+size_t Count(std::span<const Term> terms, Form form) {
+  return static_cast<size_t>(std::count_if(
+      terms.begin(), terms.end(), [form](const Term& term) { return term.format.form == form; }));
+}
+
+// Indices into DeviceWork::kept.
+enum Kept : uint8_t { kOwnWords, kSum, kResult };
+
+}  // namespace
+
+bool HbiState::HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const {
+  if (planner_->config().rht || planner_->group() != 0) return false;
+  const size_t own = Count(inputs, Form::kInput), wanted = Count(outputs, Form::kOutput);
+  if (own > 1 || wanted > 1 || own + wanted == 0) return false;
+  if (Count(inputs, Form::kSum) > cuda::kMaxSources) return false;
+  const auto aligned = [this](const Term& term) {
+    const bool elements = term.format.form == Form::kInput || term.format.form == Form::kOutput;
+    return !elements || IsAlignedTo(term.data, SizeOf(call_.type));
+  };
+  return std::all_of(inputs.begin(), inputs.end(), aligned) &&
+         std::all_of(outputs.begin(), outputs.end(), aligned);
+}
+
+Status HbiState::LaunchForward(const SliceContext& slice, const Term& input,
+                               std::span<Term> outputs, DeviceWork* work) {
+  for (const Term& output : outputs) {
+    if (output.format.form != Form::kOutput) continue;
+    const auto* payload = reinterpret_cast<const uint8_t*>(input.data);
+    Status status = LaunchDecode(slice, levels_.get(), payload, output.data, work);
+    if (!status.ok()) return status;
+  }
+  for (const Term& output : outputs) {
+    if (output.format.form == Form::kResult && input.bytes != 0) {
+      std::memcpy(output.data, input.data, input.bytes);
+    }
+  }
+  return Status::Ok();
+}
+
+Result<bool> HbiState::Launch(const Range& range, std::span<const Term> inputs,
+                              std::span<Term> outputs, DeviceWork* work) {
+  if (Status status = CheckOperation(range, inputs, outputs); !status.ok()) return status;
+  if (!HasKernels(inputs, outputs)) return false;
+  if (outputs[0].format.form == Form::kSide) {
+    const SliceContext slice = Slice(range);
+    if (Status status = CheckSide(range, slice, inputs, outputs); !status.ok()) return status;
+    const auto own = std::find_if(inputs.begin(), inputs.end(), [](const Term& input) {
+      return input.format.form == Form::kInput;
+    });
+    const Result<std::byte*> words = LaunchWords(slice, own->data, work);
+    if (!words.ok()) return words.status();
+    work->kept[kOwnWords] = *words;
+    return true;
+  }
+  Plan(range.segment, range.first / kWindow);
+  if (levels_ == nullptr) levels_ = planners_->LevelsOf(planner_);
+  const SliceContext slice = Slice(range);
+  if (IsForward(inputs)) {
+    Status status = CheckForward(range, slice, inputs[0], outputs);
+    if (status.ok()) status = LaunchForward(slice, inputs[0], outputs, work);
+    if (!status.ok()) return status;
+    return true;
+  }
+  uint32_t contributions = 0;
+  SliceOutputs places;
+  Status status = TakeInputs(range, slice, inputs, &contributions);
+  if (status.ok()) status = PlaceOutputs(slice, contributions, outputs, &places);
+  if (status.ok()) status = LaunchFold(slice, levels_.get(), sources_, work, &places);
+  if (!status.ok()) return status;
+  work->kept[kSum] = reinterpret_cast<std::byte*>(places.sum.at);
+  work->kept[kResult] = reinterpret_cast<std::byte*>(places.result.at);
+  return true;
+}
+
+Status HbiState::Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                          DeviceWork* work) {
+  const auto kept = [work](Kept which) { return reinterpret_cast<uint8_t*>(work->kept[which]); };
+  if (outputs[0].format.form == Form::kSide) {
+    return FoldSide(range, Slice(range), kept(kOwnWords), inputs, outputs);
+  }
+  if (IsForward(inputs)) return Status::Ok();
+  SliceOutputs places;
+  places.sum.at = kept(kSum);
+  places.result.at = kept(kResult);
+  const auto elements = std::find_if(outputs.begin(), outputs.end(), [](const Term& output) {
+    return output.format.form == Form::kOutput;
+  });
+  if (elements != outputs.end()) places.elements = elements->data;
+  CopyOutputs(outputs, places);
+  return Status::Ok();
 }
 
 }  // namespace inccl::hbi

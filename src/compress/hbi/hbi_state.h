@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/codec.h"
-#include "compress/hbi/device_levels.h"
+#include "compress/hbi/device_slices.h"
 #include "compress/hbi/groups.h"
 #include "compress/hbi/hbi_codec.h"
 #include "compress/hbi/parts.h"
@@ -34,7 +34,7 @@ class HbiState final : public CodecState {
   void Finish(CodecStats* stats) override;
 
  private:
-  // The checks of every operation (state_checks.cc). PlaceOutputs and CheckForward replace the
+  // The checks of every operation (hbi_state.cc). PlaceOutputs and CheckForward replace the
   // outputs' capacities by their lengths.
   Status CheckOperation(const Range& range, std::span<const Term> inputs,
                         std::span<const Term> outputs) const;
@@ -68,7 +68,7 @@ class HbiState final : public CodecState {
   void KeepWords(const Range& range, std::span<const Term> inputs, std::span<const Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
-  // With groups (grouped_state.cc): fills groups_; folds them.
+  // With groups (hbi_state.cc): fills groups_; folds them.
   Status TakeGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                     uint32_t* contributions);
   Status CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input) const;
@@ -87,7 +87,7 @@ class HbiState final : public CodecState {
   // Number of ranks in the group that begins with this rank.
   uint32_t GroupFrom(uint32_t first) const;
   void ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs) const;
-  // For elements in device memory (device_state.cc).
+  // For elements in device memory (hbi_state.cc).
   bool HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const;
   Status LaunchForward(const SliceContext& slice, const Term& input, std::span<Term> outputs,
                        DeviceWork* work);

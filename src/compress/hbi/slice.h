@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <span>
 
+#include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"
+#include "compress/hbi/config.h"
 #include "compress/hbi/plan.h"
 #include "compress/kernels/hbi_kernels.h"
 
@@ -80,6 +82,21 @@ void OwnValues(const SliceContext& slice, const std::byte* elements, float* valu
 // Computes the side words of a slice's elements, with zeros beyond the end. With `first` it writes
 // them to `words`, else it merges them into `words`.
 void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool first, uint8_t* words);
+
+// The CRC-32C that `checksum=1` appends to a payload (docs/format.md, "Payloads").
+
+inline constexpr uint32_t kChecksumBytes = 4;
+
+// The bytes that checksums add to the payload sizes of the format.
+inline uint32_t TrailerBytes(const Config& config) { return config.checksum ? kChecksumBytes : 0; }
+
+// Computes the checksum of `bytes` bytes and writes it behind them.
+void PutChecksum(std::byte* payload, uint64_t bytes);
+
+// Returns kInternalError unless the checksum behind `bytes` bytes is right. The error names `what`,
+// the elements and this rank.
+Status VerifyChecksum(const std::byte* payload, uint64_t bytes, const char* what,
+                      const Range& range, int rank);
 
 }  // namespace inccl::hbi
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes of exponents as bit planes (bit_planes.h), for one instruction set. Included once per
+// Codes of exponents as bit planes (bit_fields.h), for one instruction set. Included once per
 // target.
 #include <bit>
 #include <cstddef>

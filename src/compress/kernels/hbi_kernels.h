@@ -17,7 +17,6 @@
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
-#include "compress/hbi/level_table.h"
 
 namespace inccl::hbi {
 

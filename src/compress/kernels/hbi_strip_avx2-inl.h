@@ -8,7 +8,6 @@
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
-#include "compress/hbi/level_table.h"
 #include "compress/hbi/side_words.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/hbi_kernels.h"

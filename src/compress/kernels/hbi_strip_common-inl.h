@@ -7,7 +7,6 @@
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
-#include "compress/hbi/level_table.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_strip_elements-inl.h"
 #include "hwy/highway.h"

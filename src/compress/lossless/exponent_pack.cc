@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "compress/bit_planes.h"
+#include "compress/bit_fields.h"
 #include "compress/codec.h"
 #include "compress/kernels/exponent_kernels.h"
 #include "compress/lossless/exponent_coding.h"

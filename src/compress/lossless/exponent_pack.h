@@ -10,7 +10,7 @@
 //           the base exponent (u16);
 //           sign and mantissa: the low 8 bits of all elements, then the next 8 bits of all, ..., as
 //           far as there are whole bytes;
-//           w + r bit planes of ceil(count / 8) bytes (bit_planes.h): the code of every element,
+//           w + r bit planes of ceil(count / 8) bytes (bit_fields.h): the code of every element,
 //           and the remaining r bits of sign and mantissa (fp16: 3, fp64: 5, else 0);
 //           the exponent field (u8, for fp64 u16) of every element with the code 2^w - 1.
 // The code of an element is 0 if z is set and its exponent field is 0, exponent - base + z if that

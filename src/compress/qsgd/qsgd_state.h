@@ -1,24 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of QSGDMaxNorm on one rank. In the side phase the ranks agree on the largest magnitude M
-// of a window (in an all-gather it is the sender's). Codes are integers in units of M / s; their
-// sums are exact and travel in fields that n ranks cannot overflow. With several scales, a second
-// side phase agrees on the finest scale that fits an element on all ranks.
+// The options of a quantizer of the family QSGDMaxNorm: "Unbiased Single-scale and Multi-scale
+// Quantizers for Distributed Optimization" (arXiv 2109.12497). docs/codecs.md lists the
+// differences.
 #ifndef INCCL_COMPRESS_QSGD_QSGD_STATE_H_
 #define INCCL_COMPRESS_QSGD_QSGD_STATE_H_
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "compress/bit_fields.h"
 #include "compress/checked_state.h"
+#include "compress/codec.h"
 #include "compress/kernels/qsgd_kernels.h"
-#include "compress/qsgd/qsgd_config.h"
 
 namespace inccl::qsgd {
+
+// Payload of the first side phase for any range: the bits of its largest magnitude.
+inline constexpr uint32_t kLargestBytes = sizeof(uint32_t);
+
+struct Config {
+  const char* name = "";
+  std::string spec;              // canonical
+  std::vector<uint32_t> scales;  // the numbers of levels, ascending
+
+  // The codes of every scale lie in [-levels(), levels()].
+  uint32_t levels() const { return scales[0]; }
+  // Bits of the index of an element's scale; 0 if there is only one scale.
+  uint32_t index_bits() const { return static_cast<uint32_t>(std::bit_width(scales.size() - 1)); }
+};
+
+// Sums of n codes, with n * s added, lie in [0, 2 n s].
+inline constexpr uint64_t kFieldLimit = uint64_t{1} << 31;
+constexpr uint32_t Width(uint32_t contributions, uint32_t levels) {
+  return static_cast<uint32_t>(std::bit_width(uint64_t{2} * contributions * levels));
+}
+
+Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
+                 int nranks);
+
+std::unique_ptr<CodecState> NewState(std::shared_ptr<const Config> config);
+
+// Packs and unpacks the fields of one superblock (bit_fields.h), with vector kernels if available.
+
+// Arrays have room for 256 elements; the first `count` are used. `left` is the number of readable
+// bytes at `in`, at least those of the fields.
+
+// sums += fields; returns the largest field.
+uint32_t AddSums(const std::byte* in, uint64_t left, uint32_t count, uint32_t width,
+                 uint32_t* sums);
+void PackSums(const uint32_t* sums, uint32_t count, uint32_t width, std::byte* out);
+
+// `width` is at most 8.
+void UnpackIndices(const std::byte* in, uint64_t left, uint32_t count, uint32_t width,
+                   uint8_t* indices);
+void PackIndices(const uint8_t* indices, uint32_t count, uint32_t width, std::byte* out);
+
+// One call of QSGDMaxNorm on one rank. In the side phase the ranks agree on the largest magnitude M
+// of a window (in an all-gather it is the sender's). Codes are integers in units of M / s; their
+// sums are exact and travel in fields that n ranks cannot overflow. With several scales, a second
+// side phase agrees on the finest scale that fits an element on all ranks.
 
 inline constexpr uint32_t kPoison = 0x7F800000;  // a magnitude that is not finite
 

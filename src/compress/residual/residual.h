@@ -1,24 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The residual of one vector: what compressed calls have left out of this rank's contributions,
-// which the next call adds to its input (error feedback). A call writes the new residual beside the
-// old one; the caller of the collective commits it once the call has succeeded. The state before
-// the last committed call is kept as well, so that a rank whose call succeeded can go back when
-// another rank's failed, also after failing in the next call itself.
+// The second half of error feedback: what the owner of a part has left out when it encoded the
+// total for all ranks, which its next total gets back. A rank owns few superblocks, so only these
+// take memory. Like the residual of contributions, the errors have a state before the last
+// committed call, and one that the call in progress writes.
 #ifndef INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 #define INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <vector>
 
 #include "base/status.h"
 #include "base/types.h"
-#include "compress/residual/total_residual.h"
+#include "compress/codec.h"
 
 namespace inccl {
+
+class TotalResidual {
+ public:
+  // Adds factor * errors of a superblock to `sum`.
+  void AddTo(uint64_t superblock, float factor, std::span<float> sum) const;
+  // For the call in progress: the error of each element is (sum - sent) / factor; one that is not
+  // finite counts as 0.
+  void Set(uint64_t superblock, float factor, std::span<const float> sum, const float* sent);
+  // Ends the call. Where a committed call has not asked for a superblock, this rank does not own it
+  // any more: its errors go to `contributions`(superblock, errors).
+  template <typename Body>
+  void End(bool committed, uint64_t operation, const Body& contributions) {
+    for (Entry& entry : entries_) {
+      // Its number may be that of a call on another communicator.
+      if (committed) entry.operation = 0;
+      if (committed && (entry.pending || !entry.empty)) {
+        if (!entry.pending) {
+          contributions(entry.superblock, entry.rows[entry.now]);
+          entry.rows[(entry.now + 1) % 3] = {};
+        }
+        entry.empty = !entry.pending;
+        entry.now = (entry.now + 1) % 3;
+        entry.operation = operation;
+      }
+      entry.pending = false;
+    }
+  }
+  // Takes back what the call of this number has committed, which was the last one.
+  void Rollback(uint64_t operation);
+  void Clear();
+  // Adds all errors to the elements of a vector.
+  void AddAll(std::span<float> values) const;
+
+ private:
+  struct Entry {
+    uint64_t superblock = 0;
+    uint64_t operation = 0;  // the last committed one if that has changed it, or 0
+    uint32_t now = 0;        // the row in force; after it come the pending and the former one
+    bool pending = false, empty = true;
+    std::array<std::array<float, kSuperblock>, 3> rows = {};
+  };
+
+  const Entry* Find(uint64_t superblock) const;
+
+  std::vector<uint32_t> index_;  // by superblock: 1 + the index of its entry, or 0
+  std::deque<Entry> entries_;
+};
+
+// The residual of one vector: what compressed calls have left out of this rank's contributions,
+// which the next call adds to its input (error feedback). A call writes the new residual beside the
+// old one; the caller of the collective commits it once the call has succeeded. The state before
+// the last committed call is kept as well, so that a rank whose call succeeded can go back when
+// another rank's failed, also after failing in the next call itself.
 
 struct ResidualOptions {
   DataType storage = DataType::kFloat32;  // or kBfloat16, which rounds to nearest
@@ -103,6 +157,67 @@ class ResidualUse {
 
   Residual* residual_;
   const Status status_;
+};
+
+// Error feedback around the state of any codec: every read of this rank's input adds the scaled
+// residual, and what the codec leaves out of the sum becomes the pending residual. The arithmetic
+// is in fp32 (fp64 for fp64 elements), product before sum, so it is the same on all instruction
+// sets.
+
+// No payload equals the input, so no peer reads the input instead, and no kernel of a device runs:
+// engines bring the elements to the host.
+class FeedbackState final : public CodecState, private TotalFeedback {
+ public:
+  // For the next call. The caller has taken the residual, whose count is that of the call's input.
+  // `one_owner`: no two ranks encode the same total.
+  void Use(CodecState* codec, Residual* residual, bool one_owner) {
+    codec_ = codec;
+    residual_ = residual;
+    one_owner_ = one_owner;
+  }
+
+  Status Begin(const CollectiveArgs& call) override;
+  Status Combine(const Range& range, std::span<const Term> inputs,
+                 std::span<Term> outputs) override;
+  bool ResultIsPayload() const override { return codec_->ResultIsPayload(); }
+  void Finish(CodecStats* stats) override { codec_->Finish(stats); }
+
+  // kInternalError if the call has not asked for every element of the input, whose pending residual
+  // would then be an old one.
+  Status CheckComplete() const;
+
+  // result = input + scaled residual, without a codec, on a communicator of one rank.
+  static void CombineAlone(const CollectiveArgs& call, const std::byte* input, std::byte* output,
+                           Residual* residual);
+
+ private:
+  // Sets corrected_ for this range, whose input is `elements`.
+  void Correct(const Range& range, const std::byte* elements);
+  // Sets the pending residual of the superblocks of this range that have none yet.
+  Status Account(const Range& range);
+  void Correct(const Range& part, float factor, float* sum) override {
+    residual_->CorrectTotal(part.first / kSuperblock, factor, {sum, part.count});
+  }
+  void Account(const Range& part, float factor, const float* sum, const float* sent) override {
+    residual_->SetTotal(part.first / kSuperblock, factor, {sum, part.count}, sent);
+  }
+  uint64_t FirstOf(const Range& range) const;  // index of its first element in the input
+
+  CodecState* codec_ = nullptr;
+  Residual* residual_ = nullptr;
+  bool one_owner_ = false;
+  CollectiveArgs call_;
+  uint64_t superblocks_ = 0;        // of a segment
+  std::vector<uint8_t> accounted_;  // by segment and superblock
+  uint64_t missing_ = 0;            // superblocks without a pending residual
+  // Of the current Combine: its inputs; input + scaled residual in fp32, and in the call's type,
+  // which the codec reads (fp32: the same memory); what that counts as.
+  std::vector<Term> inputs_;
+  float* sums_ = nullptr;
+  std::vector<std::byte> corrected_;
+  std::vector<float> wide_;          // fp16, bf16: sums_
+  std::vector<double> double_sums_;  // fp64: instead of sums_
+  std::vector<float> own_;
 };
 
 }  // namespace inccl

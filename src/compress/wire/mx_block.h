@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scale of an MXFP8 block and its application to an element, shared by the codec (mxfp8.cc) and
-// the CUDA kernels.
+// The scale of an MXFP8 block and its application to an element, shared by the codec
+// (wire_codec.cc) and the CUDA kernels.
 #ifndef INCCL_COMPRESS_WIRE_MX_BLOCK_H_
 #define INCCL_COMPRESS_WIRE_MX_BLOCK_H_
 

@@ -4,8 +4,25 @@
 #ifndef INCCL_EXT_NCCL_COLLECTIVES_H_
 #define INCCL_EXT_NCCL_COLLECTIVES_H_
 
-#include "ext/nccl/call_config.h"
 #include "ext/nccl/types.h"
+
+namespace inccl::nccl {
+
+// The configuration of one call, ncclCollConfig_t, whose list of vendors' options may have a codec
+// for the call (inccl/nccl_options.h).
+
+struct CallCodec {
+  bool given = false;           // false: the policy decides
+  ccl_codec_t codec = nullptr;  // NULL: uncompressed
+};
+
+// Checks `config` (NULL: no options) by NCCL's rules and finds the codec. `function` is the name
+// for error texts; `compresses`: it may have a codec. Returns CCL_INVALID_ARGUMENT after a warning
+// that names the argument.
+ResultCode ReadCallConfig(const char* function, const CollConfig* config, bool compresses,
+                          CallCodec* codec);
+
+}  // namespace inccl::nccl
 
 namespace inccl::nccl {
 

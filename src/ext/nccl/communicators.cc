@@ -4,12 +4,15 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/log.h"
 #include "ext/nccl/policy.h"
+#include "ext/nccl/types.h"
 
 namespace inccl::nccl {
 namespace {
@@ -190,3 +193,265 @@ ResultCode FromState(Comm comm, ccl_result_t state) {
 }
 
 }  // namespace inccl::nccl
+
+// Creates, divides, queries and ends communicators.
+
+namespace inccl::nccl {
+namespace {
+
+void TellVersion(const Library& library) {
+  static bool told = false;
+  if (DebugLevel() == Level::kNone || __atomic_exchange_n(&told, true, __ATOMIC_RELAXED)) return;
+  int version = 0;
+  (void)library.get_version(&version);
+  char text[64];
+  const int reported = ReportedVersion();
+  snprintf(text, sizeof text, "INCCL version %d.%d.%d (NCCL %d.%d.%d API)", version / 10000,
+           version / 100 % 100, version % 100, reported / 10000, reported / 100 % 100,
+           reported % 100);
+  PrintPlain(text);
+}
+
+ResultCode Init(const char* function, Comm* comm, int nranks, const UniqueId& id, int rank,
+                const Config* config) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (comm != nullptr) *comm = nullptr;
+  ResultCode result = CheckPolicy();
+  if (result == CCL_SUCCESS) result = LookForDevices();
+  OwnConfig own;
+  if (result == CCL_SUCCESS) result = Convert(config, &own);
+  if (result != CCL_SUCCESS) return Fail(result);
+  if (rank == 0) TellVersion(*library);
+  ccl_unique_id_t same;
+  memcpy(&same, &id, sizeof same);
+  result = From(library->comm_init_rank_config(comm, nranks, same, rank, &own.config));
+  if (result != CCL_SUCCESS && result != CCL_IN_PROGRESS) return result;
+  Created(comm, own.name);
+  if (result == CCL_IN_PROGRESS && InGroup()) {
+    ProgressesAfterGroup();
+    return CCL_SUCCESS;
+  }
+  if (result == CCL_SUCCESS && !InGroup()) {
+    Info("%s comm %p rank %d nranks %d - Init COMPLETE", function, static_cast<void*>(*comm), rank,
+         nranks);
+  }
+  return result;
+}
+
+// After a split or shrink: without a configuration the new communicator has the name of the old
+// one.
+void CreatedFrom(ResultCode result, Comm parent, Comm* newcomm, const Config* config,
+                 const OwnConfig& own) {
+  if (result != CCL_SUCCESS && result != CCL_IN_PROGRESS) return;
+  if (!InGroup() && *newcomm == nullptr) return;  // a split without a colour
+  char name[kNameBytes];
+  NameOf(parent, name);
+  Created(newcomm, config == nullptr ? name : own.name);
+}
+
+ccl_result_t WaitUntilSettled(const Library& library, Comm comm) {
+  ccl_result_t state = CCL_IN_PROGRESS;
+  while (state == CCL_IN_PROGRESS) {
+    const ccl_result_t result = library.comm_get_async_error(comm, &state);
+    if (result != CCL_SUCCESS) return result;
+    if (state == CCL_IN_PROGRESS) usleep(500);
+  }
+  return state;
+}
+
+// A revoked communicator of libinccl can only shrink. So its ranks, none of which is excluded,
+// first make another one, and split that.
+ResultCode SplitRevoked(const Library& library, Comm comm, int color, int key, Comm* newcomm,
+                        const ccl_config_t* config) {
+  if (InGroup()) {
+    Warn("ncclCommSplit: in a group, a revoked communicator cannot be split");
+    return Fail(CCL_INVALID_USAGE);
+  }
+  if (newcomm == nullptr) return From(library.comm_split(comm, color, key, nullptr, config));
+  *newcomm = nullptr;
+  Comm all = nullptr;
+  ccl_result_t result = library.comm_shrink(comm, nullptr, 0, &all, config, CCL_SHRINK_ABORT);
+  if (result == CCL_SUCCESS || result == CCL_IN_PROGRESS) {
+    result = WaitUntilSettled(library, all);
+    if (result == CCL_SUCCESS) result = library.comm_split(all, color, key, newcomm, nullptr);
+    if (result == CCL_IN_PROGRESS) result = WaitUntilSettled(library, all);
+  }
+  const ResultCode own = result == CCL_SUCCESS ? CCL_SUCCESS : FromErrorOf(all, result);
+  if (all != nullptr) (void)library.comm_destroy(all);
+  return own;
+}
+
+}  // namespace
+}  // namespace inccl::nccl
+
+using inccl::nccl::Comm;
+using inccl::nccl::Config;
+using inccl::nccl::Fail;
+using inccl::nccl::FindLibrary;
+using inccl::nccl::From;
+using inccl::nccl::FromCall;
+using inccl::nccl::Library;
+using inccl::nccl::OwnConfig;
+using inccl::nccl::ResultCode;
+using inccl::nccl::UniqueId;
+using inccl::nccl::Warn;
+
+INCCL_NCCL_EXPORT(int, GetUniqueId, (UniqueId * id)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  return From(library->get_unique_id(reinterpret_cast<ccl_unique_id_t*>(id)));
+}
+
+INCCL_NCCL_EXPORT(int, CommInitRank, (Comm * comm, int nranks, UniqueId id, int rank)) {
+  return inccl::nccl::Init("ncclCommInitRank", comm, nranks, id, rank, nullptr);
+}
+
+INCCL_NCCL_EXPORT(int, CommInitRankConfig,
+                  (Comm * comm, int nranks, UniqueId id, int rank, Config* config)) {
+  return inccl::nccl::Init("ncclCommInitRankConfig", comm, nranks, id, rank, config);
+}
+
+// Several ids only spread the load of joining; the first one suffices.
+INCCL_NCCL_EXPORT(int, CommInitRankScalable,
+                  (Comm * comm, int nranks, int rank, int ids, UniqueId* id, Config* config)) {
+  if (ids < 1 || ids > nranks || id == nullptr) {
+    Warn("ncclCommInitRankScalable: %d ids for %d ranks", ids, nranks);
+    return Fail(CCL_INVALID_ARGUMENT);
+  }
+  return inccl::nccl::Init("ncclCommInitRankScalable", comm, nranks, *id, rank, config);
+}
+
+INCCL_NCCL_EXPORT(int, CommInitAll, (Comm * comms, int count, const int* devices)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  ResultCode result = inccl::nccl::CheckPolicy();
+  if (result == CCL_SUCCESS) result = inccl::nccl::LookForDevices();
+  if (result != CCL_SUCCESS) return result;
+  inccl::nccl::TellVersion(*library);
+  constexpr int kMostDevices = 4096;
+  static int first_devices[kMostDevices];
+  if (!__atomic_load_n(&inccl::nccl::devices_found, __ATOMIC_RELAXED)) {
+    // The ranks are on the host, whatever the caller calls its devices.
+    devices = nullptr;
+  } else if (devices == nullptr && count <= kMostDevices) {
+    for (int i = 0; i < count; ++i) __atomic_store_n(&first_devices[i], i, __ATOMIC_RELAXED);
+    devices = first_devices;
+  }
+  result = From(library->comm_init_all(comms, count, devices));
+  for (int i = 0; result == CCL_SUCCESS && i < count; ++i) inccl::nccl::Created(&comms[i], "");
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommSplit, (Comm comm, int color, int key, Comm* newcomm, Config* config)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  OwnConfig own;
+  ResultCode result = inccl::nccl::Convert(config, &own);
+  if (result != CCL_SUCCESS) return Fail(result);
+  const ccl_config_t* const given = config == nullptr ? nullptr : &own.config;
+  result = inccl::nccl::IsRevoked(comm)
+               ? inccl::nccl::SplitRevoked(*library, comm, color, key, newcomm, given)
+               : From(library->comm_split(comm, color, key, newcomm, given));
+  inccl::nccl::CreatedFrom(result, comm, newcomm, config, own);
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommShrink,
+                  (Comm comm, int* excluded, int count, Comm* newcomm, Config* config, int flags)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (excluded == nullptr || count <= 0) {
+    Warn("ncclCommShrink: excludeRanksList %p, excludeRanksCount %d: no rank is excluded",
+         static_cast<void*>(excluded), count);
+    return Fail(CCL_INVALID_ARGUMENT);
+  }
+  OwnConfig own;
+  ResultCode result = inccl::nccl::Convert(config, &own);
+  if (result != CCL_SUCCESS) return Fail(result);
+  result = From(library->comm_shrink(comm, excluded, count, newcomm,
+                                     config == nullptr ? nullptr : &own.config, flags));
+  inccl::nccl::CreatedFrom(result, comm, newcomm, config, own);
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommRevoke, (Comm comm, int flags)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (flags != 0) {
+    Warn("ncclCommRevoke: flags %d must be 0", flags);
+    return CCL_INVALID_ARGUMENT;
+  }
+  const ResultCode result = From(library->comm_revoke(comm));
+  if (result == CCL_SUCCESS) inccl::nccl::Revoked(comm);
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommFinalize, (Comm comm)) {
+  if (comm == nullptr) return CCL_SUCCESS;
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (inccl::nccl::IsRevoked(comm)) {
+    Warn("ncclCommFinalize: the communicator has been revoked");
+    return CCL_INVALID_USAGE;
+  }
+  const ResultCode result = From(library->comm_finalize(comm));
+  if (result == CCL_SUCCESS || result == CCL_IN_PROGRESS) inccl::nccl::Finalized(comm);
+  if (result != CCL_INVALID_USAGE) return result;
+  // Either the communicator has failed, or this is the second call.
+  ccl_result_t state = CCL_SUCCESS;
+  const bool failed =
+      library->comm_get_async_error(comm, &state) == CCL_SUCCESS && state == CCL_INVALID_USAGE;
+  return failed ? CCL_INVALID_USAGE : CCL_INVALID_ARGUMENT;
+}
+
+INCCL_NCCL_EXPORT(int, CommDestroy, (Comm comm)) {
+  if (comm == nullptr) return CCL_SUCCESS;
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  inccl::nccl::Forget(comm);
+  const ResultCode result = From(library->comm_destroy(comm));
+  if (result == CCL_SUCCESS) inccl::nccl::DropStatsOf(comm);
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommAbort, (Comm comm)) {
+  if (comm == nullptr) return CCL_SUCCESS;
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  inccl::nccl::Forget(comm);
+  const ResultCode result = From(library->comm_abort(comm));
+  if (result == CCL_SUCCESS) inccl::nccl::DropStatsOf(comm);
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommGetAsyncError, (Comm comm, int* error)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  ccl_result_t state = CCL_SUCCESS;
+  const ResultCode result =
+      From(library->comm_get_async_error(comm, error == nullptr ? nullptr : &state));
+  if (result == CCL_SUCCESS) *error = inccl::nccl::FromState(comm, state);
+  return result;
+}
+
+INCCL_NCCL_EXPORT(int, CommCount, (const Comm comm, int* count)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  return From(library->comm_count(comm, count));
+}
+
+INCCL_NCCL_EXPORT(int, CommUserRank, (const Comm comm, int* rank)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  return From(library->comm_user_rank(comm, rank));
+}
+
+// Without devices 0, which a caller may pass on to a stand-in for CUDA.
+INCCL_NCCL_EXPORT(int, CommCuDevice, (const Comm comm, int* device)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  const ResultCode result = From(library->comm_device(comm, device));
+  if (result == CCL_SUCCESS && *device < 0) *device = 0;
+  return result;
+}

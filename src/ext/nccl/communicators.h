@@ -5,7 +5,7 @@
 #ifndef INCCL_EXT_NCCL_COMMUNICATORS_H_
 #define INCCL_EXT_NCCL_COMMUNICATORS_H_
 
-#include "ext/nccl/error.h"
+#include "ext/nccl/log.h"
 #include "ext/nccl/types.h"
 
 namespace inccl::nccl {

@@ -2,10 +2,9 @@
 #include "ext/nccl/group.h"
 
 #include "ext/nccl/communicators.h"
-#include "ext/nccl/error.h"
-#include "ext/nccl/export.h"
 #include "ext/nccl/library.h"
 #include "ext/nccl/log.h"
+#include "ext/nccl/types.h"
 
 namespace inccl::nccl {
 namespace {

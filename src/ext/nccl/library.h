@@ -77,6 +77,35 @@ inline const Library* FindLibrary() {
   return __builtin_expect(library != nullptr, 1) ? library : OpenLibrary();
 }
 
+// What libnccl.so.2 asks CUDA's driver. It never loads the driver: a process that uses devices has
+// loaded it before it creates a communicator.
+
+// True once LookForDevices has found the driver. One load.
+// NOLINTNEXTLINE(bugprone-dynamic-static-initializers): constinit
+extern constinit bool devices_found;
+
+// Looks for the driver in this process. Returns an error, after a warning, if there is one, but no
+// libinccl_cuda.so.0, without which calls would read device memory as memory of the host.
+ResultCode LookForDevices();
+
+// The calling thread's current device; 0 if it has none yet.
+int CurrentDevice();
+
+// The stream to pass to libinccl. A process without devices has no stream that libinccl could wait
+// for, so its calls wait for their results.
+inline ccl_stream_t StreamOf(CudaStream stream) {
+  return __atomic_load_n(&devices_found, __ATOMIC_RELAXED) ? static_cast<ccl_stream_t>(stream)
+                                                           : nullptr;
+}
+
+// The version of NCCL that libnccl.so.2 reports.
+
+inline constexpr int kDefaultVersion = 23007;           // 2.30.7
+inline constexpr int kFirstVersionWithTimeout = 23000;  // older callers do not know ncclTimeout
+
+// INCCL_NCCL_VERSION, as "2.29.7" or 22907; else kDefaultVersion.
+int ReportedVersion();
+
 }  // namespace inccl::nccl
 
 #endif  // INCCL_EXT_NCCL_LIBRARY_H_

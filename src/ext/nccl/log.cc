@@ -7,7 +7,9 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
@@ -18,7 +20,9 @@
 
 #include <initializer_list>
 
-#include "ext/nccl/environment.h"
+#include "ext/nccl/library.h"
+#include "ext/nccl/policy.h"
+#include "ext/nccl/types.h"
 
 namespace inccl::nccl {
 namespace {
@@ -200,5 +204,209 @@ void PrintPlain(const char* text) {
 
 Silence::Silence() { ++silent; }
 Silence::~Silence() { --silent; }
+
+}  // namespace inccl::nccl
+
+namespace inccl::nccl {
+namespace {
+
+constexpr size_t kTextBytes = 1024;
+
+// The text of the process's last warning. ncclGetLastError returns a copy, which is the asking
+// thread's until it asks again.
+pthread_mutex_t last_error_mutex = PTHREAD_MUTEX_INITIALIZER;
+char last_error[kTextBytes];
+thread_local char last_error_asked[kTextBytes];
+
+void Keep(const char* text) {
+  pthread_mutex_lock(&last_error_mutex);
+  snprintf(last_error, sizeof last_error, "%s", text);
+  pthread_mutex_unlock(&last_error_mutex);
+}
+
+const char* LastErrorOfProcess() {
+  pthread_mutex_lock(&last_error_mutex);
+  memcpy(last_error_asked, last_error, sizeof last_error);
+  pthread_mutex_unlock(&last_error_mutex);
+  return last_error_asked;
+}
+
+}  // namespace
+
+void Warn(const char* format, ...) {
+  char text[kTextBytes];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  Keep(text);
+  if (DebugLevel() >= Level::kWarn) PrintLine("WARN", text);
+}
+
+void Info(const char* format, ...) {
+  if (DebugLevel() < Level::kInfo) return;
+  char text[kTextBytes];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  PrintLine("INFO", text);
+}
+
+ResultCode FromErrorOf(Comm comm, ccl_result_t error) {
+  if (const Library* const library = FindLibrary(); library != nullptr) {
+    Keep(library->get_last_error(comm));
+  }
+  const bool unknown = error == CCL_TIMEOUT && ReportedVersion() < kFirstVersionWithTimeout;
+  return unknown ? CCL_REMOTE_ERROR : error;
+}
+
+ResultCode FromError(ccl_result_t result) {
+  return result == CCL_IN_PROGRESS ? CCL_IN_PROGRESS : FromErrorOf(nullptr, result);
+}
+
+}  // namespace inccl::nccl
+
+INCCL_NCCL_EXPORT(const char*, GetErrorString, (int result)) {
+  switch (result) {
+    case CCL_SUCCESS: return "no error";
+    case CCL_UNHANDLED_CUDA_ERROR:
+      return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case CCL_SYSTEM_ERROR: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case CCL_INTERNAL_ERROR:
+      return "internal error - please report this issue to the NCCL developers";
+    case CCL_INVALID_ARGUMENT: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case CCL_INVALID_USAGE: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case CCL_REMOTE_ERROR: return "remote process exited or there was a network error";
+    case CCL_IN_PROGRESS: return "NCCL operation in progress";
+    case CCL_TIMEOUT: return "timeout";
+    default: return "unknown result code";
+  }
+}
+
+// NCCL ignores `comm`. Here a communicator that has failed has a text of its own.
+INCCL_NCCL_EXPORT(const char*, GetLastError, (inccl::nccl::Comm comm)) {
+  const inccl::nccl::Library* const library =
+      comm == nullptr ? nullptr : __atomic_load_n(&inccl::nccl::opened_library, __ATOMIC_ACQUIRE);
+  ccl_result_t state = CCL_SUCCESS;
+  if (library != nullptr && library->comm_get_async_error(comm, &state) == CCL_SUCCESS &&
+      state != CCL_SUCCESS && state != CCL_IN_PROGRESS) {
+    return library->get_last_error(comm);
+  }
+  return inccl::nccl::LastErrorOfProcess();
+}
+
+namespace inccl::nccl {
+namespace {
+
+constexpr int kRunning = -1;  // of `compressed`, which libinccl writes last
+constexpr int kPlaces = 1024;
+
+struct Account {
+  uint64_t calls, bytes;
+  uint64_t measured;   // calls whose places have been read
+  double sent, saved;  // bytes of these
+  double bound;        // the greatest
+};
+
+struct Place {
+  ccl_compression_stats_t stats;
+  Comm comm;  // NULL: the place is free
+  int account;
+};
+
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+Account accounts[kAccounts];
+Place places[kPlaces];
+int next_place = 0;
+
+// Reads and frees the place of a call that has completed. The caller holds the mutex.
+void Collect(Place* place) {
+  if (place->comm == nullptr) return;
+  if (__atomic_load_n(&place->stats.compressed, __ATOMIC_ACQUIRE) == kRunning) return;
+  const ccl_compression_stats_t& stats = place->stats;
+  Account& account = accounts[place->account];
+  const auto payload = static_cast<double>(stats.payload_bytes);
+  ++account.measured;
+  account.sent += payload;
+  account.saved += payload * (stats.ratio - 1);
+  if (!(stats.error_bound <= account.bound)) account.bound = stats.error_bound;
+  place->comm = nullptr;
+}
+
+}  // namespace
+
+bool Logging() {
+  const char* const value = secure_getenv("INCCL_NCCL_LOG");
+  return value != nullptr && strcmp(value, "1") == 0;
+}
+
+void CountCall(int account, uint64_t bytes) {
+  pthread_mutex_lock(&mutex);
+  ++accounts[account].calls;
+  accounts[account].bytes += bytes;
+  pthread_mutex_unlock(&mutex);
+}
+
+ccl_compression_stats_t* TakeStats(int account, Comm comm) {
+  if (comm == nullptr) return nullptr;
+  ccl_compression_stats_t* stats = nullptr;
+  pthread_mutex_lock(&mutex);
+  for (int i = 0; i < kPlaces && stats == nullptr; ++i) {
+    Place& place = places[next_place];
+    next_place = (next_place + 1) % kPlaces;
+    Collect(&place);
+    if (place.comm != nullptr) continue;
+    place.stats = CCL_COMPRESSION_STATS_INIT;
+    place.stats.compressed = kRunning;
+    place.comm = comm;
+    place.account = account;
+    stats = &place.stats;
+  }
+  pthread_mutex_unlock(&mutex);
+  return stats;
+}
+
+void DropStats(ccl_compression_stats_t* stats) {
+  if (stats == nullptr) return;
+  pthread_mutex_lock(&mutex);
+  reinterpret_cast<Place*>(stats)->comm = nullptr;  // the first member
+  pthread_mutex_unlock(&mutex);
+}
+
+void DropStatsOf(Comm comm) {
+  pthread_mutex_lock(&mutex);
+  for (Place& place : places) {
+    if (place.comm != comm) continue;
+    Collect(&place);
+    place.comm = nullptr;
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+void PrintAccount(int account, const char* title, bool always) {
+  pthread_mutex_lock(&mutex);
+  for (Place& place : places) {
+    if (place.account == account) Collect(&place);
+  }
+  const Account sum = accounts[account];
+  pthread_mutex_unlock(&mutex);
+  if (sum.calls == 0 && !always) return;
+  char text[768];
+  const int length = snprintf(text, sizeof text, "%s: %llu calls of %llu bytes", title,
+                              static_cast<unsigned long long>(sum.calls),
+                              static_cast<unsigned long long>(sum.bytes));
+  if (sum.measured > 0 && length > 0 && static_cast<size_t>(length) < sizeof text) {
+    const auto left = sizeof text - static_cast<size_t>(length);
+    char* const end = text + length;
+    const int more = snprintf(end, left, "; sent %.0f bytes, saved %.0f, error at most %.3g",
+                              sum.sent, sum.saved, sum.bound);
+    if (sum.measured < sum.calls && more > 0 && static_cast<size_t>(more) < left) {
+      snprintf(end + more, left - static_cast<size_t>(more), " (%llu calls)",
+               static_cast<unsigned long long>(sum.measured));
+    }
+  }
+  PrintLine("INFO", text);
+}
 
 }  // namespace inccl::nccl

@@ -5,6 +5,8 @@
 #ifndef INCCL_EXT_NCCL_LOG_H_
 #define INCCL_EXT_NCCL_LOG_H_
 
+#include "ext/nccl/types.h"
+
 namespace inccl::nccl {
 
 // Levels of NCCL_DEBUG.
@@ -26,6 +28,48 @@ class Silence {
   Silence(const Silence&) = delete;
   Silence& operator=(const Silence&) = delete;
 };
+
+// Results and warnings of libnccl.so.2.
+
+// Keeps the text for ncclGetLastError, and prints it if the level is kWarn or above. The text is at
+// most 1023 bytes.
+__attribute__((format(printf, 1, 2))) void Warn(const char* format, ...);
+
+// Prints a line at level kInfo.
+__attribute__((format(printf, 1, 2))) void Info(const char* format, ...);
+
+// The result of a call of libinccl as a result of NCCL. Keeps the text of an error for
+// ncclGetLastError; libinccl has logged it.
+ResultCode FromError(ccl_result_t result);
+// As FromError, for the error of a communicator that another call has met.
+ResultCode FromErrorOf(Comm comm, ccl_result_t error);
+inline ResultCode From(ccl_result_t result) {
+  return __builtin_expect(result == CCL_SUCCESS, 1) ? 0 : FromError(result);
+}
+
+// With INCCL_NCCL_LOG=1: what the calls of each rule of the policy have sent and saved, and the
+// bounds of their errors, printed when the process ends. Any thread.
+
+inline constexpr int kMostRules = 64;
+// Accounts: those of the rules, of calls with a codec of their own, and of uncompressed calls.
+inline constexpr int kOwnCodecs = kMostRules;
+inline constexpr int kUncompressed = kMostRules + 1;
+inline constexpr int kAccounts = kMostRules + 2;
+
+// INCCL_NCCL_LOG is 1.
+bool Logging();
+
+// Counts a call that is to be made, and returns a place where libinccl writes what it did; NULL if
+// there is none left: calls on streams keep theirs until they have completed.
+void CountCall(int account, uint64_t bytes);
+ccl_compression_stats_t* TakeStats(int account, Comm comm);
+// The call has failed, so nothing will be written. NULL is ignored.
+void DropStats(ccl_compression_stats_t* stats);
+// The communicator has ended, and with it its calls.
+void DropStatsOf(Comm comm);
+
+// Prints the line of an account after `title`; nothing without calls, unless `always`.
+void PrintAccount(int account, const char* title, bool always);
 
 }  // namespace inccl::nccl
 

@@ -2,10 +2,9 @@
 //
 // Memory, registration and windows.
 #include "ext/nccl/communicators.h"
-#include "ext/nccl/cuda.h"
-#include "ext/nccl/error.h"
-#include "ext/nccl/export.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/log.h"
+#include "ext/nccl/types.h"
 
 using inccl::nccl::Comm;
 using inccl::nccl::FindLibrary;

@@ -3,19 +3,225 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
+#include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <initializer_list>
+
 #include "ext/nccl/communicators.h"
-#include "ext/nccl/environment.h"
-#include "ext/nccl/error.h"
 #include "ext/nccl/log.h"
-#include "ext/nccl/report.h"
 
 namespace inccl::nccl {
+namespace {
+
+// Variables with the same values in both libraries.
+struct Same {
+  const char* nccl;
+  const char* inccl;
+  bool integer;
+  long long least, most;
+};
+constexpr Same kSame[] = {
+    {"NCCL_SOCKET_IFNAME", "INCCL_SOCKET_IFNAME", false, 0, 0},
+    {"NCCL_HOSTID", "INCCL_HOSTID", false, 0, 0},
+    {"NCCL_IB_HCA", "INCCL_IB_HCA", false, 0, 0},
+    {"NCCL_IB_GID_INDEX", "INCCL_IB_GID_INDEX", true, -1, 255},
+    {"NCCL_IB_TC", "INCCL_IB_TC", true, 0, 255},
+    {"NCCL_IB_TIMEOUT", "INCCL_IB_TIMEOUT", true, 1, 31},
+};
+
+// NCCL's configuration files, the user's before the system's: lines NAME=value without blanks,
+// where
+// '#' at the start of a line begins a comment.
+constexpr const char* kSystemFile = "/etc/nccl.conf";
+
+struct File {
+  char* text;  // each line ends with '\0'
+  size_t bytes;
+};
+
+pthread_once_t files_read = PTHREAD_ONCE_INIT;
+File files[2];
+
+const char* FromEnvironment(const char* name) {
+  const char* const value = secure_getenv(name);
+  return value != nullptr && value[0] != '\0' ? value : nullptr;
+}
+
+// A file that is not there, or without memory for it, has no lines.
+void Read(const char* path, File* into) {
+  FILE* const file = OpenToRead(path);
+  if (file == nullptr) return;
+  struct stat info {};
+  const size_t most = fstat(fileno(file), &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
+  if (auto* const text = static_cast<char*>(malloc(most + 1)); text != nullptr) {
+    into->bytes = fread(text, 1, most, file);
+    text[into->bytes] = '\0';
+    for (size_t i = 0; i < into->bytes; ++i) {
+      if (text[i] == '\n' || text[i] == '\r') text[i] = '\0';
+    }
+    into->text = text;
+  }
+  fclose(file);
+}
+
+void ReadFiles() {
+  char below_home[PATH_MAX];
+  const char* path = FromEnvironment("NCCL_CONF_FILE");
+  if (const char* const home = FromEnvironment("HOME"); path == nullptr && home != nullptr) {
+    const int length = snprintf(below_home, sizeof below_home, "%s/.nccl.conf", home);
+    if (length > 0 && static_cast<size_t>(length) < sizeof below_home) path = below_home;
+  }
+  if (path != nullptr) Read(path, &files[0]);
+  Read(kSystemFile, &files[1]);
+}
+
+// libinccl has no level ABORT, and logs warnings unless it is told not to.
+const char* LevelOfLibrary() {
+  switch (DebugLevel()) {
+    case Level::kInfo: return "INFO";
+    case Level::kWarn: return "WARN";
+    case Level::kVersion:
+    case Level::kNone: break;
+  }
+  return "NONE";
+}
+
+// NCCL reads integers as C does, 0x6a and 010 too, and takes its default where there is none.
+bool ToDecimal(const Same& same, const char* value, char (&text)[32]) {
+  char* end = nullptr;
+  errno = 0;
+  const long long number = strtoll(value, &end, 0);
+  if (errno != 0 || end == value || *end != '\0' || number < same.least || number > same.most) {
+    Warn("%s=%s is not a whole number from %lld to %lld; the default is used", same.nccl, value,
+         same.least, same.most);
+    return false;
+  }
+  snprintf(text, sizeof text, "%lld", number);
+  return true;
+}
+
+}  // namespace
+
+FILE* OpenToRead(const char* path) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  FILE* const file = fd < 0 ? nullptr : fdopen(fd, "r");
+  if (fd >= 0 && file == nullptr) close(fd);
+  return file;
+}
+
+const char* Variable(const char* name) {
+  if (const char* const value = FromEnvironment(name); value != nullptr) return value;
+  pthread_once(&files_read, ReadFiles);
+  const size_t length = strlen(name);
+  for (const File& file : files) {
+    for (const char* line = file.text; line < file.text + file.bytes; line += strlen(line) + 1) {
+      if (strncmp(line, name, length) == 0 && line[length] == '=' && line[length + 1] != '\0') {
+        return line + length + 1;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void PassVariables(const Library& library) {
+  (void)library.set_variable("INCCL_DEBUG", LevelOfLibrary(), "NCCL_DEBUG");
+  for (const Same& same : kSame) {
+    const char* value = Variable(same.nccl);
+    if (value == nullptr || FromEnvironment(same.inccl) != nullptr) continue;
+    char decimal[32];
+    if (same.integer) value = ToDecimal(same, value, decimal) ? decimal : nullptr;
+    if (value == nullptr) continue;
+    (void)library.set_variable(same.inccl, value, same.nccl);
+    Info("%s=%s is used as %s", same.nccl, value, same.inccl);
+  }
+  for (const char* name : {"NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN",
+                           "NCCL_ALGO", "NCCL_PROTO", "NCCL_COMM_ID"}) {
+    if (Variable(name) != nullptr) Info("%s is ignored by inccl", name);
+  }
+}
+
+namespace {
+
+struct Field {
+  const char* name;
+  int Config::*value;
+  unsigned since;  // the version of NCCL that added it
+  int least, most;
+};
+
+constexpr Field kFields[] = {
+    {"blocking", &Config::blocking, 21400, 0, 1},
+    {"cgaClusterSize", &Config::cga_cluster_size, 21700, 0, INT_MAX},
+    {"minCTAs", &Config::min_ctas, 21700, 1, INT_MAX},
+    {"maxCTAs", &Config::max_ctas, 21700, 1, INT_MAX},
+    {"splitShare", &Config::split_share, 21800, 0, 1},
+    {"trafficClass", &Config::traffic_class, 22600, 0, INT_MAX},
+    {"collnetEnable", &Config::collnet_enable, 22700, 0, 1},
+    {"CTAPolicy", &Config::cta_policy, 22700, 0, INT_MAX},
+    {"shrinkShare", &Config::shrink_share, 22700, 0, 1},
+    {"nvlsCTAs", &Config::nvls_ctas, 22700, 1, INT_MAX},
+    {"nChannelsPerNetPeer", &Config::channels_per_net_peer, 22800, 1, INT_MAX},
+    {"nvlinkCentricSched", &Config::nvlink_centric_sched, 22800, 0, 1},
+};
+constexpr unsigned kCommNameSince = 22700;
+
+ResultCode Copy(const Config& given, Config* config) {
+  if (given.size < offsetof(Config, blocking)) {
+    Warn("ncclConfig_t: size %zu is too small", given.size);
+    return CCL_INVALID_ARGUMENT;
+  }
+  const size_t bytes = given.size < sizeof *config ? given.size : sizeof *config;
+  memcpy(static_cast<void*>(config), &given, bytes);
+  if (config->magic != kConfigMagic) {
+    Warn("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+    return CCL_INVALID_ARGUMENT;
+  }
+  for (const Field& field : kFields) {
+    int* const value = &(config->*field.value);
+    if (config->version < field.since) *value = kUndefined;
+    if (*value == kUndefined || (*value >= field.least && *value <= field.most)) continue;
+    Warn("Invalid config %s attribute value %d", field.name, *value);
+    return CCL_INVALID_ARGUMENT;
+  }
+  if (config->version < kCommNameSince) config->comm_name = nullptr;
+  if (config->min_ctas != kUndefined && config->max_ctas != kUndefined &&
+      config->min_ctas > config->max_ctas) {
+    Warn("Invalid config: minCTAs %d is greater than maxCTAs %d", config->min_ctas,
+         config->max_ctas);
+    return CCL_INVALID_ARGUMENT;
+  }
+  return CCL_SUCCESS;
+}
+
+}  // namespace
+
+ResultCode Convert(const Config* given, OwnConfig* own) {
+  Config config{};
+  for (const Field& field : kFields) config.*field.value = kUndefined;
+  if (given != nullptr) {
+    const ResultCode result = Copy(*given, &config);
+    if (result != CCL_SUCCESS) return result;
+  }
+  const char* const blocking = Variable("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && (strcmp(blocking, "0") == 0 || strcmp(blocking, "1") == 0)) {
+    config.blocking = blocking[0] - '0';
+  }
+  own->config.blocking = config.blocking == 0 ? 0 : 1;
+  if (config.comm_name != nullptr) {
+    strncpy(own->name, config.comm_name, sizeof own->name - 1);
+    own->config.name = own->name;
+  }
+  return CCL_SUCCESS;
+}
+
 namespace {
 
 constexpr size_t kTextBytes = 16384;

@@ -5,10 +5,38 @@
 #ifndef INCCL_EXT_NCCL_POLICY_H_
 #define INCCL_EXT_NCCL_POLICY_H_
 
+#include <stdio.h>
+
 #include "ext/nccl/library.h"
 #include "ext/nccl/types.h"
 
 namespace inccl::nccl {
+
+// NCCL's variables. This library only reads the environment: other threads may read it, too, and
+// children inherit it.
+
+// The value of a variable: of the environment, else of the file that NCCL_CONF_FILE names, else
+// ~/.nccl.conf, or of /etc/nccl.conf; nullptr if it is not set or empty.
+const char* Variable(const char* name);
+
+// Opens a file of settings; nullptr and errno if it cannot. Does not wait for the writer of a FIFO.
+FILE* OpenToRead(const char* path);
+
+// Gives libinccl the values that NCCL's variables imply. The environment's INCCL_ variables
+// override them. Called once.
+void PassVariables(const Library& library);
+
+// ncclConfig_t as ccl_config_t.
+
+struct OwnConfig {
+  ccl_config_t config = CCL_CONFIG_INIT;  // points to `name`; libinccl copies it during the call
+  char name[129] = "";
+};
+
+// Checks `given` (NULL: all defaults) by the rules of NCCL: fields that the caller's version does
+// not have are default, NCCL_COMM_BLOCKING overrides `blocking`. Hints about thread blocks, network
+// plugins and shared resources are checked and have no effect.
+ResultCode Convert(const Config* given, OwnConfig* own);
 
 enum class Kind { kAllReduce, kReduceScatter, kAllGather };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lane protocol over memory that the producer writes and the consumers read (layout.h).
+// The lane protocol over memory that the producer writes and the consumers read (arena.h).
 //
 // Memory order: the producer writes payload and header, then stores seq; the consumer loads seq,
 // then reads. The consumer reads, then stores its number of releases; the producer loads it, then

@@ -39,8 +39,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "transport/poll_wakeup_event.h"
 #include "transport/transport.h"
-#include "transport/wakeup_source.h"
 
 namespace inccl::mapped {
 

@@ -1,29 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Zero copy: memory of callers that peers access without a copy. The owner sends the region's file
-// to its peers (region_inbox.h) and posts the region in the region table of its arena. Each peer
-// finds it there in its next Progress, maps the file or opens the device memory, and answers with
-// the entry's generation; only then does the owner send references to that peer. No rank waits, and
-// a peer that cannot import a region gets its data through slots.
+// Delivers the files of regions to the peers that may map them. Each rank has one socket; its peers
+// receive the other end over their authenticated connections and send descriptors into it. The
+// receiver uses a message only to find the file of a region, and checks the file itself.
 #ifndef INCCL_TRANSPORT_SHM_REGIONS_H_
 #define INCCL_TRANSPORT_SHM_REGIONS_H_
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/mapped/arena.h"
 #include "transport/mapped/lanes.h"
-#include "transport/shm/region_inbox.h"
 #include "transport/transport.h"
 
 namespace inccl::shm {
+
+// Identifies a region: the owner, and the region's id and generation in the owner's table.
+struct RegionLabel {
+  int rank = -1;
+  uint32_t region = 0;
+  uint64_t generation = 0;
+};
+
+enum class Sent : uint8_t { kYes, kLater, kNever };
+// Sends `file` into the peers' end of a RegionInbox. kLater: the inbox is full; kNever: it fails.
+Sent SendRegionFile(int inbox, const RegionLabel& label, int file);
+
+class RegionInbox {
+ public:
+  static Result<RegionInbox> Create(int nranks);
+
+  // The end that all peers get. This object keeps ownership.
+  int for_peers() const { return for_peers_.get(); }
+  // Returns the file that arrived with exactly this label, once; else an invalid descriptor. Drops
+  // malformed messages and files of older generations.
+  UniqueFd Take(const RegionLabel& label);
+
+ private:
+  explicit RegionInbox(int nranks) : nranks_(nranks) {}
+  // Reads one message. Returns false if there is none.
+  bool Receive();
+
+  int nranks_;
+  UniqueFd own_, for_peers_;
+  struct File {
+    uint64_t generation = 0;
+    UniqueFd fd;
+  };
+  std::map<std::pair<int, uint32_t>, File> waiting_;  // the last file by rank and region
+};
+
+// Zero copy: memory of callers that peers access without a copy. The owner sends the region's file
+// to its peers (regions.h) and posts the region in the region table of its arena. Each peer
+// finds it there in its next Progress, maps the file or opens the device memory, and answers with
+// the entry's generation; only then does the owner send references to that peer. No rank waits, and
+// a peer that cannot import a region gets its data through slots.
 
 // Region::handle as the table has it.
 using HandleWords = std::array<uint64_t, std::extent_v<decltype(mapped::RegionEntry::handle)>>;

@@ -15,7 +15,6 @@
 #include "base/status.h"
 #include "memory/memfd.h"
 #include "transport/mapped/mapped_transport.h"
-#include "transport/shm/region_inbox.h"
 #include "transport/shm/regions.h"
 
 namespace inccl {

@@ -10,11 +10,10 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "bootstrap/connect_peers.h"
+#include "bootstrap/connector.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/socket.h"
-#include "transport/tcp/tcp_connector.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace inccl {

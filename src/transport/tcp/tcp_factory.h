@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "bootstrap/listen_rules.h"
+#include "bootstrap/interfaces.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport_factory.h"
 

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "bootstrap/aead.h"
+#include "bootstrap/crypto.h"
 #include "transport/transport.h"
 
 namespace inccl::tcp {

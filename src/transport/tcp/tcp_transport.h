@@ -1,33 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sends slices over TCP. The payload of a slice goes from the producer's slot into the socket and
-// from the socket into the consumer's slot. A consumer grants credit when it opens its end of a
-// lane and reads only slices for which it has granted credit, so it always reads what arrives, and
-// no lane blocks another one.
+// The data connections of a rank that are not made yet: which peers there are, and the state of the
+// connections that are being made. Of two ranks the higher one connects. No call blocks unless its
+// caller asks for it. One thread at a time.
 #ifndef INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
 #define INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
+#include "bootstrap/connector.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/socket_list.h"
+#include "bootstrap/unique_id.h"
 #include "transport/poll_wakeup_event.h"
-#include "transport/tcp/tcp_connector.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/tcp/tcp_peer.h"
 #include "transport/transport.h"
-#include "transport/wakeup_source.h"
+
+namespace inccl::tcp {
+
+class PeerConnector {
+ public:
+  struct Options {
+    int rank = 0, nranks = 1;
+    bootstrap::HandshakeTerms handshake = {};
+    bootstrap::AddressFilter sources = {};  // whose connections this rank accepts
+    int sockets_per_peer = 1;
+    int timeout_ms = 0;  // for the first connection that reaches a peer
+  };
+  struct PeerPlan {
+    std::string name = {};  // "1@host:pid", for errors
+    std::vector<UniqueIdAddress> addresses = {};
+  };
+
+  // `peers`, by rank, are those that may connect. Each socket is added to the epoll descriptor,
+  // which outlives the connector, with the data nullptr; the owner then calls SetReady.
+  PeerConnector(const Options& options, std::vector<bootstrap::Listener> listeners,
+                const std::map<int, PeerPlan>& peers, int epoll);
+
+  bool Has(int peer) const { return peers_.contains(peer); }
+  const std::string& NameOf(int peer) const { return peers_.at(peer).plan.name; }
+  int sockets_per_peer() const { return options_.sockets_per_peer; }
+  // Makes the connections with this peer that have not begun yet.
+  void Begin(int peer);
+  void SetReady() { ready_ = true; }
+  // Whether a socket is ready that the last Poll has not handled.
+  bool ready() const { return ready_; }
+  bool Due(Time now) const { return ready_ || blind_ || now >= next_; }
+  // As bootstrap::Connector::Poll.
+  void Poll(Time until);
+  std::vector<bootstrap::Connector::Ended> TakeEnded();
+  // The peers that lack a connection which has begun, each once.
+  std::vector<int> Missing() const { return connector_.Missing(); }
+  std::string LastFailure() const { return connector_.LastFailure(); }
+  // All connections with all peers have been made, or have failed.
+  bool complete() const { return ended_ == peers_.size() * sockets(); }
+
+ private:
+  struct PeerState {
+    PeerPlan plan;
+    uint32_t begun = 0;  // bit i: connection i, by either end
+  };
+
+  size_t sockets() const { return static_cast<size_t>(options_.sockets_per_peer); }
+  bootstrap::ConnectTerms Terms(size_t peers, int epoll);
+  bootstrap::LinkPlan PlanOf(int peer, const PeerState& state, int connection) const;
+  // A peer has begun this connection, and this rank has not.
+  std::optional<bootstrap::LinkPlan> Expects(int peer, int connection);
+
+  const Options options_;
+  std::map<int, PeerState> peers_;
+  bool blind_ = false;  // the epoll descriptor does not have all sockets
+  const bootstrap::ConnectTerms terms_;
+  bootstrap::Connector connector_;
+  size_t ended_ = 0;
+  bool ready_ = true;
+  Time next_ = 0;
+};
+
+}  // namespace inccl::tcp
 
 namespace inccl {
+
+// Sends slices over TCP. The payload of a slice goes from the producer's slot into the socket and
+// from the socket into the consumer's slot. A consumer grants credit when it opens its end of a
+// lane and reads only slices for which it has granted credit, so it always reads what arrives, and
+// no lane blocks another one.
 
 // A connected stream socket whose other end has proven to be a certain peer.
 struct TcpSocket {

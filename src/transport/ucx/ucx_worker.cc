@@ -323,4 +323,21 @@ void Worker::TakeBack() {
   }
 }
 
+namespace {
+
+constexpr int kRefusals = 16;
+
+}  // namespace
+
+bool UcxWakeupSource::Ready() {
+  if (worker_->has_news()) return false;
+  if (worker_->wake_fd() >= 0 && !worker_->Arm()) {
+    // Usually one Progress makes the worker accept. It refuses while something cannot be sent yet.
+    if (++refusals_ > kRefusals) sched_yield();
+    return false;
+  }
+  refusals_ = 0;
+  return true;
+}
+
 }  // namespace inccl::ucx

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/poll_wakeup_event.h"
 #include "transport/ucx/ucx_library.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -114,6 +115,21 @@ class Worker {
   int slices_out_ = 0, credits_out_ = 0;
   bool stamp_failures_ = false;  // some failures have no failed_at yet
   bool closed_ = false;
+};
+
+// Sleeps on a UCX worker. Ready arms the worker after the owner's last look; the worker refuses if
+// anything has arrived since, so no wake-up is lost.
+
+class UcxWakeupSource final : public WakeupSource {
+ public:
+  // `worker` outlives it.
+  explicit UcxWakeupSource(Worker* worker) : worker_(worker) {}
+  int fd() const override { return worker_->wake_fd(); }
+  bool Ready() override;
+
+ private:
+  Worker* worker_;
+  int refusals_ = 0;  // consecutive refusals of the worker to be armed
 };
 
 }  // namespace inccl::ucx

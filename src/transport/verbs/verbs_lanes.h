@@ -13,7 +13,6 @@
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport.h"
 #include "transport/verbs/verbs_device.h"
-#include "transport/verbs/verbs_memory.h"
 
 namespace inccl::verbs {
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -349,6 +350,262 @@ Status Peer::Lost() const {
   if (!lost_) return Status::Ok();
   if (!here_.ok()) return here_;
   return RemoteError(fmt::format("{} is lost: {}", name_, failure_));
+}
+
+// What arrives from a peer.
+
+namespace {
+
+constexpr size_t kMostSlots = UINT16_MAX;
+
+}  // namespace
+
+Status Peer::OnMessage(uint32_t immediate, uint32_t bytes) {
+  ++messages_;
+  if (Status status = queues_->Consumed(); !status.ok()) return status;
+  const Immediate message = Unpack(immediate);
+  if (message.credit && message.lane == kTrialLane) {
+    trial_arrived_ = true;
+    return Status::Ok();
+  }
+  const std::string wrong = message.credit ? CreditArrived(message) : SliceArrived(message, bytes);
+  if (wrong.empty()) return Status::Ok();
+  return InternalError(fmt::format("{} sent {}", name_, wrong));
+}
+
+std::string Peer::SliceArrived(const Immediate& immediate, uint32_t bytes) {
+  if (immediate.lane >= recv_ends_.size()) {
+    return fmt::format("a slice of lane number {}, of {}", immediate.lane, recv_ends_.size() - 1);
+  }
+  RecvEnd* const end = recv_ends_[immediate.lane].get();
+  const bool grant = immediate.lane == 0;
+  if (end->arrived - end->released >= end->spec.depth) {
+    return fmt::format("a slice of {} without credit", Describe(end->spec));
+  }
+  const uint64_t slot = end->arrived % end->spec.depth;
+  if (immediate.value != slot) {
+    return fmt::format("a slice in slot {} of {} instead of {}", immediate.value,
+                       Describe(end->spec), slot);
+  }
+  FrameHeader& header = end->headers[slot];
+  std::memcpy(&header, end->slots.frame(end->arrived), sizeof header);
+  if (header.bytes > end->spec.slot_bytes || bytes != sizeof header + header.bytes) {
+    return fmt::format("a slice of {} bytes in {} on {}", header.bytes, bytes, Describe(end->spec));
+  }
+  std::byte* const payload = end->slots.payload(end->arrived);
+  if (!((header.credit_lane & kUnread) != 0
+            ? in_guard_->CheckUnread(header)
+            : in_guard_->CheckHeader(header) &&
+                  in_guard_->CheckPayload(header, {payload, header.bytes}))) {
+    return fmt::format("a damaged or forged slice on {}", Describe(end->spec));
+  }
+  const auto kind = grant ? tcp::FrameKind::kGrant : tcp::FrameKind::kSlice;
+  if (header.kind != kind || header.version != tcp::kFrameVersion || header.reserved != 0 ||
+      header.credit_lane > (grant ? 0 : kIsInput | kUnread) || header.seq != end->arrived + 1 ||
+      (!grant && header.lane != end->lane)) {
+    return fmt::format("frame number {} of kind {} for lane {} instead of number {} on {}",
+                       header.seq, static_cast<int>(header.kind), header.lane, end->arrived + 1,
+                       Describe(end->spec));
+  }
+  ++end->arrived;
+  if (!grant) return "";
+  std::string wrong = TakeGrant(header, payload);
+  ++end->released;
+  Owe(end);
+  return wrong;
+}
+
+std::string Peer::TakeGrant(const FrameHeader& header, const std::byte* payload) {
+  const size_t number = grants_.size() + 1;
+  Grant grant{.at = {},
+              .slot_bytes = header.slice,
+              .depth = static_cast<uint32_t>(header.credit),
+              .end = nullptr};
+  if (header.lane != number || number > kMostLanes || header.bytes != sizeof grant.at) {
+    return fmt::format("grant number {} of {} bytes instead of {}", header.lane, header.bytes,
+                       number);
+  }
+  if (header.credit == 0 || header.credit > kMostSlots) {
+    return fmt::format("a grant of {} slots", header.credit);
+  }
+  std::memcpy(&grant.at, payload, sizeof grant.at);
+  if (!number_of_.emplace(header.signature, number).second) {
+    return fmt::format("two grants of lane {:x}", header.signature);
+  }
+  grants_.push_back(grant);
+  const auto waiting = ungranted_send_.find(header.signature);
+  if (waiting == ungranted_send_.end()) return "";
+  SendEnd* const end = waiting->second;
+  ungranted_send_.erase(waiting);
+  return Join(number, end);
+}
+
+std::string Peer::Join(size_t number, SendEnd* end) {
+  Grant& grant = grants_[number - 1];
+  if (grant.slot_bytes != end->spec.slot_bytes || grant.depth != end->spec.depth ||
+      grant.at.stride < sizeof(FrameHeader) + grant.slot_bytes) {
+    return fmt::format("a grant of {} slots of {} bytes, {} apart, for {}", grant.depth,
+                       grant.slot_bytes, grant.at.stride, Describe(end->spec));
+  }
+  grant.end = end;
+  end->lane = static_cast<uint16_t>(number);
+  end->remote = grant.at.address;
+  end->remote_key = grant.at.key;
+  end->remote_stride = grant.at.stride;
+  end->allowed = grant.depth;
+  return "";
+}
+
+std::string Peer::CreditArrived(const Immediate& immediate) {
+  const size_t number = immediate.lane;
+  SendEnd* const end = number == 0               ? send_ends_.front().get()
+                       : number > grants_.size() ? nullptr
+                                                 : grants_[number - 1].end;
+  if (end == nullptr) {
+    return fmt::format("a credit of lane number {}, of {}", number, grants_.size());
+  }
+  const auto more = static_cast<uint16_t>(immediate.value - static_cast<uint16_t>(end->allowed));
+  if (more == 0 || end->allowed + more > end->published + end->spec.depth) {
+    return fmt::format("a credit of {} slices after {}, of {} published, for {}", more,
+                       end->allowed, end->published, Describe(end->spec));
+  }
+  end->allowed += more;
+  return "";
+}
+
+// How a queue pair is made, connected and closed.
+
+namespace {
+
+constexpr uint8_t kRetries = 6;  // soft RoCE takes 7 for infinitely many
+// A receive is posted before a peer may send, so no peer finds none. If one does, it shall be an
+// error after a while; 7 would mean for ever.
+constexpr uint8_t kNotReadyRetries = 6;
+constexpr uint8_t kNotReadyTimer = 20;  // 10 ms
+constexpr uint8_t kHopLimit = 255;
+// Failures so short that a string of them needs no memory: there may be none at the end.
+constexpr const char *kClosed = "closed", *kCallFailed = "a failed call";
+
+}  // namespace
+
+Status Peer::CreateQueuePair() {
+  const Library& ibv = device_->ibv();
+  ibv_qp_init_attr init{};
+  init.send_cq = init.recv_cq = queues_->completions();
+  init.srq = queues_->receives();
+  init.cap.max_send_wr = depth_;
+  init.cap.max_send_sge = 2;  // the header, and a payload in the caller's memory
+  init.qp_type = IBV_QPT_RC;
+  queue_pair_ = QueuePair((ibv.ibv_create_qp)(device_->pd(), &init), ibv.ibv_destroy_qp);
+  if (queue_pair_ == nullptr) {
+    return SystemErrorErrno(
+        fmt::format("{}: no queue pair for peer rank {}", device_->name(), peer_), errno);
+  }
+  ibv_qp_attr attributes{};
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.port_num = device_->port();
+  attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+  const int error =
+      (ibv.ibv_modify_qp)(queue_pair_.get(), &attributes,
+                          IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  if (error != 0) {
+    return SystemErrorErrno(fmt::format("{}: initializing a queue pair", device_->name()), error);
+  }
+  // Grants of the peer, its credits for this rank's grants, and a trial.
+  return queues_->Reserve(2 * kInboxDepth + 1);
+}
+
+Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
+                     const VerbsOptions& options, std::string name) {
+  const RailAddress& mine = this_rank.rails[rail_];
+  const RailAddress& theirs = other.rails[RailOf(rank_, peer_, other.rails.size())];
+  const auto failed = [&](const std::string& why) {
+    return SystemError(fmt::format("{}: {}", name, why));
+  };
+  if (mine.ethernet != theirs.ethernet) {
+    return failed(fmt::format("this rank's port {} is of {}, that of the peer of {}",
+                              device_->name(), mine.ethernet ? "Ethernet" : "InfiniBand",
+                              theirs.ethernet ? "Ethernet" : "InfiniBand"));
+  }
+  if (theirs.mtu < IBV_MTU_256 || theirs.mtu > IBV_MTU_4096) {
+    return failed(fmt::format("it has sent an MTU of code {}", theirs.mtu));
+  }
+  const Library& ibv = device_->ibv();
+  ibv_qp_attr ready{};
+  ready.qp_state = IBV_QPS_RTR;
+  ready.path_mtu = static_cast<ibv_mtu>(std::min(mine.mtu, theirs.mtu));
+  ready.dest_qp_num = other.queue_pairs[static_cast<size_t>(rank_)];
+  ready.rq_psn = other.PacketNumberTo(rank_);
+  ready.max_dest_rd_atomic = 1;
+  ready.min_rnr_timer = kNotReadyTimer;
+  ready.ah_attr.port_num = device_->port();
+  ready.ah_attr.dlid = theirs.lid;
+  ready.ah_attr.is_global = mine.ethernet || theirs.lid == 0 ? 1 : 0;
+  std::memcpy(ready.ah_attr.grh.dgid.raw, theirs.gid.data(), theirs.gid.size());
+  ready.ah_attr.grh.sgid_index = device_->gid_index();
+  ready.ah_attr.grh.hop_limit = kHopLimit;
+  ready.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
+  int error =
+      (ibv.ibv_modify_qp)(queue_pair_.get(), &ready,
+                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  if (error == 0) {
+    ibv_qp_attr sending{};
+    sending.qp_state = IBV_QPS_RTS;
+    sending.sq_psn = this_rank.PacketNumberTo(peer_);
+    sending.timeout = static_cast<uint8_t>(options.timeout);
+    sending.retry_cnt = kRetries;
+    sending.rnr_retry = kNotReadyRetries;
+    sending.max_rd_atomic = 1;
+    error = (ibv.ibv_modify_qp)(queue_pair_.get(), &sending,
+                                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                                    IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+  }
+  if (error != 0) {
+    return failed(fmt::format("{} (GID {}) does not connect to GID {}: {}", device_->name(),
+                              ToText(mine.gid), ToText(theirs.gid), std::strerror(error)));
+  }
+  SendEnd* const outbox = send_ends_.front().get();
+  outbox->remote = theirs.inbox + static_cast<uint64_t>(rank_) * kInboxBytes;
+  outbox->remote_key = theirs.inbox_key;
+  trial_bytes_ = std::min<uint32_t>(128u << ready.path_mtu, kInboxBytes);
+  name_ = std::move(name);
+  return Status::Ok();
+}
+
+void Peer::StartTrial() {
+  const SendEnd& outbox = *send_ends_.front();
+  ibv_sge piece{.addr = reinterpret_cast<uint64_t>(outbox.slots.base),
+                .length = trial_bytes_,
+                .lkey = outbox.slots.local_key};
+  ibv_send_wr request{};
+  request.sg_list = &piece;
+  request.num_sge = 1;
+  request.imm_data = htonl(Pack({.credit = true, .lane = kTrialLane, .value = 0}));
+  request.wr.rdma.remote_addr = outbox.remote;
+  request.wr.rdma.rkey = outbox.remote_key;
+  Post(&request);
+}
+
+std::string Peer::EndTrial() {
+  if (!failure_.empty()) return fmt::format("{}: {}{}", device_->name(), failure_, PortTrouble());
+  if (!trial_is_open()) return "";
+  return fmt::format("{}: {} came in time", device_->name(),
+                     trial_arrived_ ? "no acknowledgement" : "nothing of the peer");
+}
+
+void Peer::Abort() {
+  if (queue_pair_ == nullptr || !connected()) return;
+  ibv_qp_attr error{};
+  error.qp_state = IBV_QPS_ERR;
+  (void)(device_->ibv().ibv_modify_qp)(queue_pair_.get(), &error, IBV_QP_STATE);
+  Fail(kCallFailed);
+}
+
+void Peer::Close() {
+  if (queue_pair_ == nullptr) return;
+  if (failure_.empty()) failure_ = kClosed;
+  queue_pair_.reset();
 }
 
 }  // namespace inccl::verbs
