@@ -171,7 +171,7 @@ void Simulation::NoteWindow(uint32_t rank) {
   }
 }
 
-// As CollectiveRequest::Place.
+// As Executor::Place.
 bool Simulation::Place(const FleetStrand& strand, Strand* state) const {
   const Phase& phase = fleet_->phases[strand.phase];
   const uint32_t group_size = chunking_.Group(phase);

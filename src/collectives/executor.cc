@@ -24,7 +24,7 @@ int FirstHolder(const SendLane& lane, bool everything) {
 
 }  // namespace
 
-void CollectiveRequest::Start(const RequestArgs& call) {
+void Executor::Start(const RequestArgs& call) {
   call_ = call;
   element_bytes_ = SizeOf(call.chunking.options().type);
   engine_ = call.engine != nullptr ? call.engine : own_engine_;
@@ -55,7 +55,7 @@ void CollectiveRequest::Start(const RequestArgs& call) {
   }
 }
 
-bool CollectiveRequest::Place(const BoundStrand& strand, StrandState* state) {
+bool Executor::Place(const BoundStrand& strand, StrandState* state) {
   const Chunking& chunking = call_.chunking;
   const uint32_t group_size = chunking.Group(strand.phase);
   while (true) {
@@ -86,14 +86,14 @@ bool CollectiveRequest::Place(const BoundStrand& strand, StrandState* state) {
   }
 }
 
-bool CollectiveRequest::WaitsDone(const BoundStrand& strand, const StrandState& state) const {
+bool Executor::WaitsDone(const BoundStrand& strand, const StrandState& state) const {
   return std::all_of(strand.waits.begin(), strand.waits.end(), [&](const Dependency& wait) {
     const StrandState& other = strands_[wait.strand];
     return other.finished || other.window + wait.lag > state.window;
   });
 }
 
-CollectiveRequest::ScratchSlot& CollectiveRequest::Scratch(const BoundStrand& strand,
+Executor::ScratchSlot& Executor::Scratch(const BoundStrand& strand,
                                                            StrandState* state, uint16_t slot) {
   const uint32_t group = call_.chunking.Group(strand.phase);
   const size_t need = size_t{call_.program->schedule.scratch_slots} * group;
@@ -105,7 +105,7 @@ CollectiveRequest::ScratchSlot& CollectiveRequest::Scratch(const BoundStrand& st
   return scratch;
 }
 
-Result<bool> CollectiveRequest::FillTerms(const BoundStrand& strand, const BoundStep& step,
+Result<bool> Executor::FillTerms(const BoundStrand& strand, const BoundStep& step,
                                           const Range& range, uint32_t tag, StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
   state->raw_bytes = range.count * element_bytes_;
@@ -125,7 +125,7 @@ Result<bool> CollectiveRequest::FillTerms(const BoundStrand& strand, const Bound
   return true;
 }
 
-Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const BoundOperand& operand,
+Result<bool> Executor::FillInput(const BoundStrand& strand, const BoundOperand& operand,
                                           const Range& range, uint32_t tag, StrandState* state) {
   Term term{
       .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
@@ -176,7 +176,7 @@ Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const Bound
   return true;
 }
 
-Result<bool> CollectiveRequest::FillOutput(const BoundStrand& strand, const BoundStep& step,
+Result<bool> Executor::FillOutput(const BoundStrand& strand, const BoundStep& step,
                                            const BoundOperand& operand, const Range& range,
                                            StrandState* state) {
   Term term{
@@ -227,7 +227,7 @@ Result<bool> CollectiveRequest::FillOutput(const BoundStrand& strand, const Boun
   return true;
 }
 
-Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
+Status Executor::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
                                    StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
   for (uint32_t i = 0; i < step.inputs; ++i) {
@@ -280,7 +280,7 @@ Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& s
   return Status::Ok();
 }
 
-Result<bool> CollectiveRequest::RunSlice(const BoundStrand& strand, StrandState* state) {
+Result<bool> Executor::RunSlice(const BoundStrand& strand, StrandState* state) {
   if (!state->placed && !Place(strand, state)) {
     state->finished = true;
     --unfinished_;
@@ -321,7 +321,7 @@ Result<bool> CollectiveRequest::RunSlice(const BoundStrand& strand, StrandState*
   return true;
 }
 
-Status CollectiveRequest::RunStrand(const BoundStrand& strand, int budget, StrandState* state,
+Status Executor::RunStrand(const BoundStrand& strand, int budget, StrandState* state,
                                     int* ran) {
   while (!state->finished && *ran < budget) {
     Result<bool> progressed = RunSlice(strand, state);
@@ -333,7 +333,7 @@ Status CollectiveRequest::RunStrand(const BoundStrand& strand, int budget, Stran
   return Status::Ok();
 }
 
-Result<int> CollectiveRequest::Advance(int budget) {
+Result<int> Executor::Advance(int budget) {
   int ran = 0, before = 0;
   const std::vector<BoundStrand>& strands = call_.program->strands;
   do {
@@ -350,7 +350,7 @@ Result<int> CollectiveRequest::Advance(int budget) {
   return ran;
 }
 
-Blocked CollectiveRequest::blocked_on() const {
+Blocked Executor::blocked_on() const {
   if (unfinished_ == 0 && !zero_copy_lanes_.empty()) {
     const SendLane* const lane = zero_copy_lanes_.back();
     return {.on = Blocked::On::kCredit, .peer = FirstHolder(*lane, true), .lane = lane};
@@ -366,7 +366,7 @@ Blocked CollectiveRequest::blocked_on() const {
   return {};
 }
 
-void CollectiveRequest::AppendAwaited(std::vector<int>* peers) const {
+void Executor::AppendAwaited(std::vector<int>* peers) const {
   if (unfinished_ == 0) {
     // AwaitReaders has checked only the last lane.
     if (!zero_copy_lanes_.empty()) zero_copy_lanes_.back()->AppendHolders(true, peers);
@@ -396,14 +396,14 @@ constexpr size_t kMostDelivered = 32;
 }  // namespace
 
 // True if the step also writes the result into this rank's own output.
-bool CollectiveRequest::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
+bool Executor::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
   const BoundOperand* const outputs = strand.operands.data() + step.first + step.inputs;
   return std::any_of(outputs, outputs + step.outputs, [](const BoundOperand& output) {
     return output.format.form == Form::kOutput;
   });
 }
 
-void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& step,
+void Executor::UseZeroCopy(const BoundStrand& strand, const BoundStep& step,
                                     const BoundOperand& operand, const Range& range,
                                     StrandState* state, Outgoing* outgoing) {
   if (strand.phase.lane_class != LaneClass::kData) return;
@@ -440,7 +440,7 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
 // Writes the result to the lane's consumers that have named a target, as far as kMostDelivered
 // admits; returns true if no consumer is left. The consumers of the step's other lanes get it
 // there.
-bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
+bool Executor::Deliver(const BoundOperand& operand, StrandState* state,
                                 Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;
   const size_t consumers = operand.send->spec().consumers.size();
@@ -457,7 +457,7 @@ bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
   return delivered == consumers;
 }
 
-const std::byte* CollectiveRequest::SentFrom(const BoundStrand& strand, const BoundStep& step,
+const std::byte* Executor::SentFrom(const BoundStrand& strand, const BoundStep& step,
                                              const BoundOperand& operand, const Range& range,
                                              const StrandState& state, SliceHeader* header) const {
   if (strand.phase.lane_class != LaneClass::kData) return nullptr;
@@ -478,7 +478,7 @@ const std::byte* CollectiveRequest::SentFrom(const BoundStrand& strand, const Bo
   return nullptr;
 }
 
-Status CollectiveRequest::AwaitReaders() {
+Status Executor::AwaitReaders() {
   while (!zero_copy_lanes_.empty()) {
     Result<bool> drained = zero_copy_lanes_.back()->Drained();
     if (!drained.ok()) return drained.status();

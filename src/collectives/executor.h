@@ -49,9 +49,9 @@ struct RequestStats {
   uint64_t raw_bytes = 0;      // uncompressed size of the slices on data lanes
 };
 
-class CollectiveRequest final : public Request {
+class Executor final : public Request {
  public:
-  explicit CollectiveRequest(Engine* engine) : own_engine_(engine), engine_(engine) {}
+  explicit Executor(Engine* engine) : own_engine_(engine), engine_(engine) {}
 
   void Start(const RequestArgs& call);
   Result<int> Advance(int budget) override;

@@ -43,7 +43,7 @@ Status Progress::Stalled(const Request& request, Time stalled, WaitObserver* obs
   return observer->OnStall(request, awaited_, stalled);
 }
 
-Status Progress::Run(Request* request, WaitObserver* observer) {
+Status Progress::Drive(Request* request, WaitObserver* observer) {
   WakeupEvent* wakeup_event = transport_->wakeup_event();
   int fruitless = 0;
   Time stalled_since = 0, looked = 0;

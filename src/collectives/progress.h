@@ -43,7 +43,7 @@ class Progress {
   }
 
   // Runs the request to its end or to the first error.
-  Status Run(Request* request, WaitObserver* observer);
+  Status Drive(Request* request, WaitObserver* observer);
 
  private:
   static constexpr size_t kFewAwaited = 64;

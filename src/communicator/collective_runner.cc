@@ -48,10 +48,11 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
                               ? UnderWay(options_.tuner_table.costs(), hosts_)
                               : 0},
       team_(options_.threads, ends.helpers_spin),
-      request_(&engine_),
+      executor_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
       lanes_(transport_, hosts_),
-      plans_({.slots = slots_, .hosts = hosts_}, &lanes_),
+      plans_({.slots = slots_, .hosts = hosts_, .filtered = nranks_ > 1}, options, &lanes_),
+      own_plans_({.slots = slots_, .hosts = hosts_}, options, &lanes_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
                          transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
@@ -88,7 +89,7 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
       calls, {.slots = way.non_temporal, .results = options_.nt_store_bytes}, &lanes_);
   if (!status.ok() || send_recv_->done()) return status;
   const Time start = SystemClock().Now();
-  status = progress_.Run(send_recv_.get(), liveness_);
+  status = progress_.Drive(send_recv_.get(), liveness_);
   if (in_place && receives) send_recv_stores_.Learn(sent, false, way, SystemClock().Now() - start);
   return status;
 }
@@ -136,104 +137,83 @@ Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
 }
 
 Status CollectiveRunner::Run(const Call& call, Engine* engine) {
-  if (call.reducer != nullptr) return RunReduced(call);
-  if (call.vectors != nullptr) return RunFused(call);
-  return RunOne(call, engine);
+  if (call.reducer != nullptr) return Reduce(call);
+  if (call.vectors != nullptr) return Concatenate(call);
+  return Begin(call, engine);
 }
 
-Status CollectiveRunner::RunOne(const Call& call, Engine* engine) {
-  if (call.collective == Collective::kAllToAll && nranks_ > 1) {
-    // In place, a peer's segment takes the place of one that this rank sends: it sends a copy.
-    const std::span<std::byte> input = InPlace(call, rank_);
-    const std::vector<std::byte> copy(input.begin(), input.end());
-    Call apart = call;
-    if (!input.empty()) apart.send = copy.data();
-    return RunSettled(apart, engine, false);
-  }
-  if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, engine, false);
-  Call settled = call;
-  if (call.scalar_at != nullptr) {
-    std::memcpy(settled.scalar.data(), call.scalar_at, SizeOf(call.type));
-  }
+Status CollectiveRunner::Begin(const Call& given, Engine* engine) {
+  // What the call leaves open is filled in in a copy.
+  std::optional<Call> settled;
+  std::vector<std::byte> input;
   bool below_min_bytes = false;
-  if (call.codec != nullptr) {
-    if (Status unfit = SettleCodec(&settled, &below_min_bytes); !unfit.ok()) return unfit;
+  const bool overwrites = given.collective == Collective::kAllToAll && nranks_ > 1;
+  if (given.scalar_at != nullptr || given.codec != nullptr || overwrites) {
+    settled = given;
+    Status unfit = Settle(&*settled, &input, &below_min_bytes);
+    if (!unfit.ok()) return unfit;
   }
-  return RunSettled(settled, engine, below_min_bytes);
-}
-
-TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes,
-                                  const HostMap* hosts) const {
-  const bool compresses = call.codec != nullptr && call.nranks > 1;
-  return {call,
-          compresses,
-          options_.reproducible,
-          compresses ? call.codec->route() : Route{},
-          below_min_bytes,
-          hosts,
-          slots_,
-          compresses && hosts != nullptr ? WireBitsOf(*call.codec, call.collective, call.nranks)
-                                         : WireBits()};
-}
-
-Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
+  const Call& call = settled.has_value() ? *settled : given;
   if (call.codec != nullptr && SumsHosts(call.codec->route(), call.collective, hosts_)) {
-    return RunOnHosts(call);
+    return SumOnHosts(call);
   }
-  // The library's own calls are rare, and the user's algorithm filter does not apply to them.
-  const bool users = call.purpose != Purpose::kSplit;
-  const PlanCache::Plan* plan = users ? plans_.Find(call, below_min_bytes) : nullptr;
-  Choice choice;
-  if (plan != nullptr) {
-    choice = plan->choice;
-  } else {
-    // With one rank nothing is sent, so any algorithm will do.
-    Result<Choice> chosen = Choose(Tuned(call, below_min_bytes, hosts_),
-                                   users && nranks_ > 1 ? options_.algorithms : AlgorithmFilter(),
-                                   options_.tuner_table);
-    if (!chosen.ok()) return chosen.status();
-    choice = *chosen;
-  }
+  // The user's algorithm filter does not apply to the library's own calls.
+  Plans* const plans = call.purpose == Purpose::kSplit ? &own_plans_ : &plans_;
+  const Result<Plan*> plan = plans->For(call, below_min_bytes);
+  if (!plan.ok()) return plan.status();
   if (call.purpose == Purpose::kWarmUp) return Status::Ok();
-
   uint64_t signature = 0;
   if (Status status = liveness_->BeginCall(++sequence_, call, &signature); !status.ok()) {
     return status;
   }
-  if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives) ||
-      LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
-    LogCall(call, Tuned(call, below_min_bytes, hosts_), choice);
-  }
+  LogCall(call, below_min_bytes, *plans, (*plan)->choice);
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
   if (nranks_ == 1) return RunAlone(call);
-  if (GathersInputs(call, engine, choice)) return RunGathered(call, signature);
-  const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
-  PlanCache::Plan unkept;
-  if (plan == nullptr) {
-    Result<PlanCache::Plan> made = plans_.Make(call, *codec, choice, below_min_bytes);
-    if (!made.ok()) return made.status();
-    plan = users ? plans_.Keep(*std::move(made)) : &(unkept = *std::move(made));
+  if (GathersInputs(call, engine, (*plan)->choice)) return GatherInputs(call, signature);
+  return Execute(call, plans, *plan, engine, signature, liveness_);
+}
+
+Status CollectiveRunner::Settle(Call* call, std::vector<std::byte>* input,
+                                bool* below_min_bytes) const {
+  if (call->scalar_at != nullptr) {
+    std::memcpy(call->scalar.data(), call->scalar_at, SizeOf(call->type));
   }
-  return RunWithResidual(call, engine, *plan, StateOf(codec), signature);
+  if (call->codec != nullptr) {
+    if (Status unfit = SettleCodec(call, below_min_bytes); !unfit.ok()) return unfit;
+  }
+  if (call->collective != Collective::kAllToAll || nranks_ == 1) return Status::Ok();
+  // In place, a peer's segment takes the place of one that this rank sends: it sends a copy.
+  const std::span<std::byte> memory = InPlace(*call, rank_);
+  input->assign(memory.begin(), memory.end());
+  if (!input->empty()) call->send = input->data();
+  return Status::Ok();
 }
 
-Status CollectiveRunner::RunWithResidual(const Call& call, Engine* engine,
-                                         const PlanCache::Plan& plan, CodecState* state,
-                                         uint64_t signature) {
-  if (call.residual == nullptr) return RunPlan(call, engine, plan, state, signature, liveness_);
-  ResidualUse use(call.residual.get());
-  if (!use.status().ok()) return use.status();
-  feedback_.Use(state, call.residual.get(), TraitsOf(plan.choice.algorithm).one_owner);
-  Status status = RunPlan(call, engine, plan, &feedback_, signature, liveness_);
-  if (status.ok()) status = feedback_.CheckComplete();
-  if (status.ok()) use.Commit(sequence_);
-  return status;
+Status CollectiveRunner::RunInner(const Call& call, bool below_min_bytes, Plans* plans,
+                                  uint64_t signature) {
+  if (call.nranks == 1) {
+    CombineAlone(ArgsOf(call), call.send, call.recv);
+    return Status::Ok();
+  }
+  const Result<Plan*> plan = plans->For(call, below_min_bytes);
+  if (!plan.ok()) return plan.status();
+  LogCall(call, below_min_bytes, *plans, (*plan)->choice);
+  return Execute(call, plans, *plan, nullptr, signature, liveness_);
 }
 
-Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan,
-                                 CodecState* state, uint64_t signature, WaitObserver* observer) {
-  const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(plan.choice.algorithm);
+Status CollectiveRunner::Execute(const Call& call, Plans* plans, Plan* plan, Engine* engine,
+                                 uint64_t signature, WaitObserver* observer) {
+  if (Status bound = plans->Bind(call, plan); !bound.ok()) return bound;
+  CodecState* state = StateOf(call.codec == nullptr ? IdentityCodec() : call.codec);
+  const Algorithm algorithm = plan->choice.algorithm;
+  std::optional<ResidualUse> use;
+  if (call.residual != nullptr) {
+    if (const Status& taken = use.emplace(call.residual.get()).status(); !taken.ok()) return taken;
+    feedback_.Use(state, call.residual.get(), TraitsOf(algorithm).one_owner);
+    state = &feedback_;
+  }
+  const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
   const uint64_t moved = call.bytes() * (segmented ? static_cast<uint64_t>(call.nranks) : 1);
@@ -249,48 +229,57 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   if (call.residual != nullptr || call.nranks != nranks_) {
     zero_copy_.Begin();  // what peers read is not the input, or not in the place that they expect
   } else if (engine == nullptr) {
-    zero_copy_.Begin(call, plan.choice.algorithm);
+    zero_copy_.Begin(call, algorithm);
   } else {
-    zero_copy_.BeginOnDevice(call, plan.choice.algorithm);
+    zero_copy_.BeginOnDevice(call, algorithm);
   }
   FAULT_POINT("call.after_bind");
-  request_.Start({.program = plan.program,
-                  .chunking = plan.chunking,
-                  .codec = state,
-                  .engine = engine != nullptr ? engine : *for_host,
-                  .input = static_cast<const std::byte*>(call.send),
-                  .output = static_cast<std::byte*>(call.recv),
-                  .signature = signature,
-                  .registered_input = zero_copy_.input(),
-                  .registered_output = zero_copy_.output(),
-                  .registered_result = zero_copy_.result(),
-                  .turns = non_temporal_slots && moved >= kLeastTurns,
-                  .until_read = way.until_read,
-                  .sends_input = SendsInput(call, plan.choice.algorithm),
-                  .sends_output = engine == nullptr,
-                  .on_device = engine != nullptr});
+  executor_.Start({.program = plan->program,
+                   .chunking = plan->chunking,
+                   .codec = state,
+                   .engine = engine != nullptr ? engine : *for_host,
+                   .input = static_cast<const std::byte*>(call.send),
+                   .output = static_cast<std::byte*>(call.recv),
+                   .signature = signature,
+                   .registered_input = zero_copy_.input(),
+                   .registered_output = zero_copy_.output(),
+                   .registered_result = zero_copy_.result(),
+                   .turns = non_temporal_slots && moved >= kLeastTurns,
+                   .until_read = way.until_read,
+                   .sends_input = SendsInput(call, algorithm),
+                   .sends_output = engine == nullptr,
+                   .on_device = engine != nullptr});
   // Calls with zero copy hardly use slots.
   const bool learns =
       non_temporal_slots && StorePolicy::Learns(moved, one_way) && !zero_copy_.any();
   const Time start = learns ? SystemClock().Now() : 0;
-  status = progress_.Run(&request_, observer);
+  status = progress_.Drive(&executor_, observer);
   if (learns) stores.Learn(moved, one_way, way, SystemClock().Now() - start);
   team_.Rest();
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(call.stats != nullptr ? &codec_stats : nullptr);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
+  if (use.has_value()) {
+    if (status.ok()) status = feedback_.CheckComplete();
+    if (status.ok()) use->Commit(sequence_);
+  }
   return status;
 }
 
-void CollectiveRunner::LogCall(const Call& call, const TunerCall& tuned,
+void CollectiveRunner::LogCall(const Call& call, bool below_min_bytes, const Plans& plans,
                                const Choice& choice) const {
+  if (!LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives) &&
+      !LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
+    return;
+  }
   CallRecord record;
   record.Set(sequence_, call);
   const std::string where = fmt::format("{} op {}", name_, sequence_);
   Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} {}: algorithm {}, codec {}", where,
       record.ToString(), nranks_ == 1 ? "none" : Name(choice.algorithm), record.codec);
   if (nranks_ == 1) return;  // nothing was chosen
+  const TunerCall tuned = plans.Tuned(call, below_min_bytes);
   Log(LogLevel::kInfo, LogSubsystem::kTuning, "{} {} of {} bytes takes {}", where,
       Name(call.collective), tuned.bytes(), Explain(tuned, choice));
 }
@@ -309,7 +298,7 @@ CodecState* CollectiveRunner::StateOf(const std::shared_ptr<const Codec>& codec)
 void CollectiveRunner::FillStats(const Call& call, const CodecStats& codec_stats,
                                  bool compressed) const {
   if (call.stats == nullptr) return;
-  const RequestStats task = nranks_ == 1 ? RequestStats{} : request_.stats();
+  const RequestStats task = nranks_ == 1 ? RequestStats{} : executor_.stats();
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
   stats.elements = call.count;
   stats.payload_bytes = task.payload_bytes;

@@ -21,7 +21,7 @@
 #include "communicator/comm_options.h"
 #include "communicator/device_engines.h"
 #include "communicator/host_sums.h"
-#include "communicator/plan_cache.h"
+#include "communicator/plans.h"
 #include "communicator/zero_copy.h"
 #include "compress/residual/residual.h"
 #include "engine/engine.h"
@@ -67,21 +67,27 @@ class CollectiveRunner {
   // Checks the call's codec, drops it where the call runs uncompressed, and fills in the step.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
   Status CheckHostSums(const Call& call) const;
-  // Runs a call whose codec and factor are settled.
-  Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
-  // Whether the ranks of a compressed all-reduce send each other their inputs (gathered_calls.cc).
+  // Begins and runs a call of neither a reducer nor several vectors.
+  Status Begin(const Call& call, Engine* engine);
+  // Settles codec and factor. A call that overwrites what it sends sends `input` instead.
+  Status Settle(Call* call, std::vector<std::byte>* input, bool* below_min_bytes) const;
+  // Runs a collective inside a call that has begun, on host memory and among the ranks of `plans`.
+  Status RunInner(const Call& call, bool below_min_bytes, Plans* plans, uint64_t signature);
+  // Drives a collective from CodecState::Begin to Finish, and commits its residual, if it has one.
+  Status Execute(const Call& call, Plans* plans, Plan* plan, Engine* engine, uint64_t signature,
+                 WaitObserver* observer);
+
+  // Calls that consist of calls (inner_calls.cc).
+  // Whether the ranks of a compressed all-reduce send each other their inputs.
   bool GathersInputs(const Call& call, const Engine* engine, const Choice& choice) const;
-  Status RunGathered(const Call& call, uint64_t signature);
-  // Runs a call in which the ranks of each host add up their elements first.
-  Status RunOnHosts(const Call& call);
-  // Runs this call on data of its own, if a short algorithm takes it.
-  Status RunWarmUp(Call call, WaitObserver* observer);
-  // Run of anything but a reducer or several vectors.
-  Status RunOne(const Call& call, Engine* engine);
-  // Runs an all-reduce of several vectors, in host or device memory, on a copy of all of them.
-  Status RunFused(const Call& call);
-  // Runs an all-reduce as the rounds of its reducer, under one sequence number.
-  Status RunReduced(const Call& call);
+  Status GatherInputs(const Call& call, uint64_t signature);
+  // The ranks of each host add up their elements first.
+  Status SumOnHosts(const Call& call);
+  Plans* PlansOf(HostSums::Group group);
+  // An all-reduce of several vectors, in host or device memory, on a copy of all of them.
+  Status Concatenate(const Call& call);
+  // An all-reduce as the rounds of its reducer, under one sequence number.
+  Status Reduce(const Call& call);
   // kInvalidArgument if some round cannot run here.
   Status CheckRounds(const Call& call) const;
   // The round's collective, with its codec settled and without buffers. Not `sized`: its count is
@@ -89,21 +95,12 @@ class CollectiveRunner {
   Status SettleRound(const Call& call, int round, bool sized, Call* inner,
                      bool* below_min_bytes) const;
   Status RunRounds(const Call& call, uint64_t signature, ccl_compression_stats_t* stats);
-  Status RunRound(const Call& inner, bool below_min_bytes, uint64_t signature);
-  PlanCache* PlansOf(HostSums::Group group);
-  AlgorithmFilter FilterOf(HostSums::Group group) const;
-  Status RunPart(const HostSums::Part& part, uint64_t signature);
-  // Drives the request from CodecState::Begin to Finish.
-  Status RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan, CodecState* state,
-                 uint64_t signature, WaitObserver* observer);
-  // RunPlan with the call's residual, if it has one, which a successful call commits.
-  Status RunWithResidual(const Call& call, Engine* engine, const PlanCache::Plan& plan,
-                         CodecState* state, uint64_t signature);
+  // Runs this call on data of its own, if a short algorithm takes it (warm_up.cc).
+  Status WarmUp(Call call, WaitObserver* observer);
+
   // Runs a call on a communicator of one rank; not a premultiplied sum on a device.
   Status RunAlone(const Call& call) const;
   Status RunAloneWithResidual(const Call& call) const;
-  // `hosts`: of the call's ranks.
-  TunerCall Tuned(const Call& call, bool below_min_bytes, const HostMap* hosts) const;
   // Whether the output is large enough for non-temporal stores.
   bool TakesNonTemporalOutput(const Call& call) const;
   // Whether slots can be written with non-temporal stores.
@@ -111,7 +108,8 @@ class CollectiveRunner {
   bool TakesNonTemporalSlots(Algorithm algorithm) const;
   bool AllLanesMulticast() const;
   // Logs the call and why its algorithm was chosen, at level INFO.
-  void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
+  void LogCall(const Call& call, bool below_min_bytes, const Plans& plans,
+               const Choice& choice) const;
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
   // Copies as much as the caller's structure holds.
   static void CopyStats(ccl_compression_stats_t stats, ccl_compression_stats_t* to);
@@ -127,16 +125,17 @@ class CollectiveRunner {
   const SlotBudget slots_;
   Team team_;
   CpuEngine engine_;
-  CollectiveRequest request_;
+  Executor executor_;
   std::unique_ptr<SendRecvRequest> send_recv_;  // created at the first send or receive
   Progress progress_;
   LaneTable lanes_;
-  PlanCache plans_;
+  Plans plans_, own_plans_;  // of the user's calls and of the library's
   // Of calls in which the ranks of each host add up their elements first; made at the first.
   struct HostPlans {
-    HostPlans(const SlotBudget& slots, const HostSums& sums, HostMap one_each, LaneTable* lanes);
+    HostPlans(const SlotBudget& slots, const HostSums& sums, HostMap one_each,
+              const CommOptions* options, LaneTable* lanes);
     const HostMap rail;  // a rank on each host
-    PlanCache inside, between;
+    Plans inside, between;
   };
   std::optional<HostSums> host_sums_;  // with several hosts
   std::unique_ptr<HostPlans> host_plans_;

@@ -79,7 +79,7 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   call.rank = rank_;
   for (const uint64_t count : kWarmUpElements) {
     call.count = count;
-    if (Status status = RunWarmUp(call, observer); !status.ok()) return status;
+    if (Status status = WarmUp(call, observer); !status.ok()) return status;
   }
   call.count = kWarmUpElements[0];
   call.codec = options_.default_codec;
@@ -87,26 +87,22 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   const bool compressed = call.codec != nullptr && SettleCodec(&call, &below_min_bytes).ok() &&
                           call.codec != nullptr &&
                           !SumsHosts(call.codec->route(), call.collective, hosts_);
-  return compressed ? RunWarmUp(call, observer) : Status::Ok();
+  return compressed ? WarmUp(call, observer) : Status::Ok();
 }
 
-Status CollectiveRunner::RunWarmUp(Call call, WaitObserver* observer) {
-  const Result<Choice> choice =
-      Choose(Tuned(call, false, hosts_), options_.algorithms, options_.tuner_table);
+Status CollectiveRunner::WarmUp(Call call, WaitObserver* observer) {
+  const Result<Plan*> plan = plans_.For(call, false);
   const bool warms =
-      choice.ok() && (choice->algorithm == Algorithm::kOneShot ||
-                      (choice->algorithm == Algorithm::kTwoShot && nranks_ <= kMostWarmRanks));
+      plan.ok() &&
+      ((*plan)->choice.algorithm == Algorithm::kOneShot ||
+       ((*plan)->choice.algorithm == Algorithm::kTwoShot && nranks_ <= kMostWarmRanks));
   if (!warms) return Status::Ok();
   std::vector<float> input(call.count), output(call.count);
   // A codec would drop zeros without a look at its tables.
   for (size_t i = 0; i < input.size(); ++i) input[i] = 1.0f / static_cast<float>(1 + i % 8);
   call.send = input.data();
   call.recv = output.data();
-  const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
-  Result<PlanCache::Plan> made = plans_.Make(call, *codec, *choice, false);
-  if (!made.ok()) return made.status();
-  const PlanCache::Plan* const plan = plans_.Keep(*std::move(made));
-  return RunPlan(call, nullptr, *plan, StateOf(codec), kWarmUpSignature, observer);
+  return Execute(call, &plans_, *plan, nullptr, kWarmUpSignature, observer);
 }
 
 Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {

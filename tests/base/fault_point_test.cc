@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanCache of fault points: their text, whom and what they hit, and that nothing happens without
+// Plans of fault points: their text, whom and what they hit, and that nothing happens without
 // one.
 #include "base/fault_point.h"
 

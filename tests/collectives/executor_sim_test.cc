@@ -159,7 +159,7 @@ struct SimRank {
   std::unique_ptr<CodecState> codec;
   std::unique_ptr<test::SimEngine> engine;
   Transport* transport = nullptr;
-  std::unique_ptr<CollectiveRequest> task;
+  std::unique_ptr<Executor> task;
   std::vector<float> other;  // registered before
   MemoryHandle registered_input, registered_output;
   Status failure;
@@ -332,7 +332,7 @@ class Simulation {
                     .ok());
     r->engine =
         std::make_unique<test::SimEngine>(&world_, rank, rng_.Next(), s.late_engine ? 0.25 : 1.0);
-    r->task = std::make_unique<CollectiveRequest>(r->engine.get());
+    r->task = std::make_unique<Executor>(r->engine.get());
     const float* input = r->input.data();
     float* output = r->output.data();
     if (s.in_place && s.collective == Collective::kAllGather) {

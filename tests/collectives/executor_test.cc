@@ -131,7 +131,7 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
   for (uint64_t i = 0; i < in_count; ++i) input[i] = Value(rank, i);
   std::unique_ptr<CodecState> codec = IdentityCodec()->NewState();
   CpuEngine engine;
-  CollectiveRequest task(&engine);
+  Executor task(&engine);
   Progress progress(transport, &SystemClock(), WaitPolicy{.spins = 0, .yields = 20});
   Patient observer;
   for (int call = 0; call < calls; ++call) {
@@ -151,7 +151,7 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
                 .input = reinterpret_cast<const std::byte*>(input.data()),
                 .output = reinterpret_cast<std::byte*>(output.data()),
                 .signature = static_cast<uint64_t>(call) + 1});
-    const Status status = progress.Run(&task, &observer);
+    const Status status = progress.Drive(&task, &observer);
     ASSERT_TRUE(status.ok()) << status.message();
     if (!HasResult(shape.collective, rank, root)) {
       ASSERT_EQ(std::count(output.begin(), output.end(), -1), static_cast<int64_t>(out_count));
@@ -227,7 +227,7 @@ struct Stepped {
   CpuEngine engine;
   LaneTable lanes;
   std::unique_ptr<Program> program;
-  CollectiveRequest task;
+  Executor task;
 };
 
 TEST(ExecutorTest, ACallUntilReadLastsUntilTheOthersHaveReleasedItsSlices) {

@@ -20,7 +20,7 @@
 #include "collectives/call.h"
 #include "collectives/executor.h"
 #include "collectives/send_recv.h"
-#include "communicator/plan_cache.h"
+#include "communicator/plans.h"
 #include "compress/identity_codec.h"
 #include "transport/loopback/loopback.h"
 #include "tuning/segmentation.h"
@@ -99,9 +99,10 @@ struct Shape {
 
 struct RankRun {
   std::unique_ptr<LaneTable> lanes;
-  std::unique_ptr<PlanCache> plans;
+  CommOptions options;
+  std::unique_ptr<Plans> plans;
   std::unique_ptr<RecordingEngine> engine;
-  std::unique_ptr<CollectiveRequest> task;
+  std::unique_ptr<Executor> task;
 };
 
 void RunShape(const Shape& shape) {
@@ -118,17 +119,21 @@ void RunShape(const Shape& shape) {
   for (int rank = 0; rank < kRanks; ++rank) {
     RankRun& r = ranks[static_cast<size_t>(rank)];
     r.lanes = std::make_unique<LaneTable>(ends[static_cast<size_t>(rank)].get());
-    r.plans = std::make_unique<PlanCache>(
-        PlanCache::Options{.slots = {.slice_bytes = kSliceBytes, .channels = 2}}, r.lanes.get());
+    r.options.algorithms = *AlgorithmFilter::Parse(Name(shape.algorithm));
+    r.plans = std::make_unique<Plans>(
+        Plans::Options{.slots = {.slice_bytes = kSliceBytes, .channels = 2}, .filtered = true},
+        &r.options, r.lanes.get());
     call.rank = rank;
-    Choice choice;
-    choice.algorithm = shape.algorithm;
-    Result<PlanCache::Plan> plan = r.plans->Make(call, *shape.codec, choice, false);
+    call.codec = shape.codec == IdentityCodec() ? nullptr : shape.codec;
+    const Result<Plan*> plan = r.plans->For(call, false);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
+    ASSERT_EQ((*plan)->choice.algorithm, shape.algorithm);
+    const Status bound = r.plans->Bind(call, *plan);
+    ASSERT_TRUE(bound.ok()) << bound.message();
     r.engine = std::make_unique<RecordingEngine>(element);
-    r.task = std::make_unique<CollectiveRequest>(r.engine.get());
-    r.task->Start({.program = plan->program,
-                   .chunking = plan->chunking,
+    r.task = std::make_unique<Executor>(r.engine.get());
+    r.task->Start({.program = (*plan)->program,
+                   .chunking = (*plan)->chunking,
                    .input = reinterpret_cast<const std::byte*>(kInputAt),
                    .output = reinterpret_cast<std::byte*>(kOutputAt),
                    .signature = 17});

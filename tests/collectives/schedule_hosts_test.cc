@@ -9,7 +9,7 @@
 
 #include "collectives/schedule_builder.h"
 #include "collectives/schedule_cases.h"
-#include "communicator/plan_cache.h"
+#include "communicator/plans.h"
 #include "topology/host_map.h"
 #include "transport/loopback/loopback.h"
 
@@ -318,12 +318,15 @@ TEST(SchedulesOnHosts, APlanIsMadeForTheHostsOfTheCommunicator) {
   request.rank = 2;
   for (const HostMap* const map : {&hosts, static_cast<const HostMap*>(nullptr)}) {
     LaneTable lanes(ends[2].get());
-    PlanCache plans({.hosts = map}, &lanes);
-    const Result<PlanCache::Plan> plan =
-        plans.Make(call, *IdentityCodec(), {.algorithm = Algorithm::kRing}, false);
+    CommOptions options;
+    options.algorithms = *AlgorithmFilter::Parse("ring");
+    Plans plans({.hosts = map, .filtered = true}, &options, &lanes);
+    const Result<Plan*> plan = plans.For(call, false);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
+    const Status bound = plans.Bind(call, *plan);
+    ASSERT_TRUE(bound.ok()) << bound.message();
     request.hosts = map;
-    EXPECT_EQ(DumpText(plan->program->schedule), DumpText(*MakeSchedule(request)));
+    EXPECT_EQ(DumpText((*plan)->program->schedule), DumpText(*MakeSchedule(request)));
   }
 }
 

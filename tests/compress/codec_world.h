@@ -98,7 +98,7 @@ class CodecWorld {
     LaneTable lanes;
     std::unique_ptr<CodecState> state;
     CpuEngine engine;
-    CollectiveRequest task;
+    Executor task;
     FeedbackState feedback;
     std::map<std::pair<Collective, Algorithm>, std::unique_ptr<Program>> programs;
     CodecStats stats;

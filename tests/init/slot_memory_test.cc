@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "communicator/plan_cache.h"
+#include "communicator/plans.h"
 #include "compress/codecs.h"
 #include "compress/identity_codec.h"
 #include "init/join.h"
@@ -38,9 +38,10 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(nranks);
   Transport* const end = ends[static_cast<size_t>(rank)].get();
   LaneTable lanes(end);
-  PlanCache plans({.slots = {.slice_bytes = options.slice_bytes, .channels = options.channels},
-                   .hosts = &hosts},
-                  &lanes);
+  Plans plans({.slots = {.slice_bytes = options.slice_bytes, .channels = options.channels},
+               .hosts = &hosts,
+               .filtered = true},
+              &options, &lanes);
   const uint64_t before = end->memory_bytes();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     for (uint64_t count = 64; count <= 1u << 28; count *= 4) {
@@ -55,20 +56,13 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
                            count * 4 < codec->min_bytes())) {
           continue;
         }
-        const Result<Choice> choice =
-            Choose({{.collective = call.collective, .nranks = nranks, .count = count},
-                    compressed,
-                    false,
-                    compressed ? codec->route() : Route{},
-                    false,
-                    &hosts,
-                    {.slice_bytes = options.slice_bytes},
-                    WireBitsOf(*codec, call.collective, nranks)},
-                   options.algorithms);
-        EXPECT_TRUE(choice.ok()) << choice.status().message();
+        call.codec = compressed ? codec : nullptr;
         for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
-          const Result<PlanCache::Plan> plan = plans.Make(call, *codec, *choice, false);
+          const Result<Plan*> plan = plans.For(call, false);
           EXPECT_TRUE(plan.ok()) << plan.status().message();
+          if (!plan.ok()) return 0;
+          const Status bound = plans.Bind(call, *plan);
+          EXPECT_TRUE(bound.ok()) << bound.message();
         }
       }
     }

@@ -123,7 +123,7 @@ class RealCall {
     std::unique_ptr<Program> program;
     std::unique_ptr<CodecState> codec;
     std::vector<float> output;
-    CollectiveRequest request;
+    Executor request;
   };
   SimWorld world_;
   HostMap hosts_;
