@@ -34,7 +34,7 @@ TESTS = ["hbi_kernels", "hbi_state", "hbi_checksum", "hbi_malformed", "codec_spe
 
 FORMAT, WORDS, ELEMENT = "compress/hbi/format.h", "compress/hbi/side_words.h", "compress/hbi/element.h"
 PLAN, PLAN_H = "compress/hbi/plan.cc", "compress/hbi/plan.h"
-SCALAR, RNG, CONFIG = "compress/kernels/hbi_scalar.cc", "base/rng.h", "compress/hbi/config.cc"
+SCALAR, RNG, CONFIG = "compress/kernels/scalar_kernels.cc", "base/rng.h", "compress/hbi/config.cc"
 
 # Files of tests that are not in the program of their folder.
 PROGRAMS = {"transport/memory_order_test.cc": "transport_model"}
@@ -65,7 +65,7 @@ SOURCE_EDITS = [
     ("who gets one more", "collectives/chunking.cc",
      "each + (index < extra ? 1 : 0)",
      "each + (index <= extra ? 1 : 0)", "collectives/chunking_test.cc"),
-    ("slots that fit exactly", "tuning/slot_budget.cc", "<= budget.bytes", "< budget.bytes", "tuning/slot_budget_test.cc"),
+    ("slots that fit exactly", "tuning/segmentation.cc", "<= budget.bytes", "< budget.bytes", "tuning/slot_budget_test.cc"),
     ("the faster of two", "tuning/segmentation.cc",
      "return size.time[1] < size.time[0];",
      "return size.time[1] > size.time[0];", "tuning/store_policy_test.cc"),
@@ -226,7 +226,7 @@ SOURCE_EDITS = [
      "if (kind == kDisconnect || kind >= kMostControlKind) return;", "control/control_test.cc"),
     ("connections of one source", "bootstrap/pending_connections.cc", "if (of_source < budget.per_source) {",
      "if (of_source <= budget.per_source) {", "bootstrap/attack_test.cc"),
-    ("ranks that are all connected", "bootstrap/control_graph.cc", "if (nranks <= all_pairs) return;",
+    ("ranks that are all connected", "bootstrap/mesh.cc", "if (nranks <= all_pairs) return;",
      "if (nranks < all_pairs) return;", "bootstrap/control_graph_test.cc"),
     ("an attempt again", "bootstrap/rendezvous_server.cc",
      "options.of_job && at->second->IsAgain(registration)", "false", "bootstrap/comm_id_test.cc"),
@@ -240,7 +240,7 @@ SOURCE_EDITS = [
      "bootstrap/comm_id_test.cc"),
     ("a blob is not the end", "bootstrap/rendezvous_server.cc",
      "session->member() && !session->blob", "session->member()", "bootstrap/exchange_test.cc"),
-    ("what all ranks find", "bootstrap/join.cc", "verdict.message().ends_with(own)", "false", "bootstrap/exchange_test.cc"),
+    ("what all ranks find", "bootstrap/bootstrap.cc", "verdict.message().ends_with(own)", "false", "bootstrap/exchange_test.cc"),
     ("a network of one address", "bootstrap/interfaces.cc", "network.bits >= 0 && network.bits <= most;",
      "network.bits >= 0 && network.bits < most;", "bootstrap/listen_test.cc"),
     ("bits of a network", "bootstrap/interfaces.cc", "if (bits % 8 == 0) return true;", "return true;",
@@ -249,7 +249,7 @@ SOURCE_EDITS = [
      "rank_ > nranks_) return HandshakeFault::kRank;", "bootstrap/crypto_test.cc"),
     ("the end of a slot", "engine/device_engine.cc", "bytes <= piece.bytes - offset ?", "bytes <= piece.bytes ?",
      "device/engine_steps_test.cc"),
-    ("memory opened as long as asked", "engine/imported_regions.cc", "known < bytes", "known <= bytes", "device/sharing_test.cc"),
+    ("memory opened as long as asked", "engine/device_engine.cc", "known < bytes", "known <= bytes", "device/sharing_test.cc"),
     ("constants without an owner", "engine/device_engine.cc", "it->second.owner.use_count() > 1",
      "it->second.owner.use_count() > 0", "device/engine_steps_test.cc"),
     ("memory kept twice as large", "memory/device_allocator.cc", "piece.bytes > most) continue;", "piece.bytes >= most) continue;",

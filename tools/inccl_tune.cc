@@ -21,7 +21,7 @@
 #include "perf/support/output.h"
 #include "tools/tune/costs.h"
 #include "tools/tune/measure.h"
-#include "tuning/tuner_table.h"
+#include "tuning/tuner.h"
 
 namespace inccl::tools {
 namespace {

@@ -18,7 +18,6 @@
 #include "perf/scaling/simulation.h"
 #include "perf/support/output.h"
 #include "tuning/segmentation.h"
-#include "tuning/slot_budget.h"
 #include "tuning/tuner.h"
 
 namespace inccl::perf {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "compress/codec_spec.h"
+#include "compress/codecs.h"
 #include "compress/hbi/config.h"
 #include "compress/hbi/side_words.h"
 #include "compress/hbi/slice.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The C API: split and shrink.
-#include "init/split_shrink.h"
-
 #include <fmt/format.h>
 
 #include <exception>
@@ -15,6 +13,7 @@
 #include "api/handles.h"
 #include "api/submit.h"
 #include "base/thread.h"
+#include "init/join.h"
 
 namespace inccl {
 namespace {

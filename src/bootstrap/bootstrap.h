@@ -15,15 +15,17 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "bootstrap/control_graph.h"
+#include "bootstrap/crypto.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/launcher.h"
 #include "bootstrap/launcher_store.h"
 #include "bootstrap/mesh.h"
+#include "bootstrap/rendezvous_client.h"
 #include "bootstrap/unique_id.h"
 #include "config/variables.h"
 
 namespace inccl {
+
 namespace bootstrap {
 class RendezvousClient;
 }
@@ -101,5 +103,24 @@ Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, uint32_
 Result<std::string> RendezvousName(const Launcher& launcher);
 
 }  // namespace inccl
+
+namespace inccl::bootstrap {
+
+// Joins ranks at a rendezvous, however its address and key are known.
+
+// Registers at the rendezvous and connects to the other ranks.
+Result<Mesh> Join(const RootTarget& target, const JoinOptions& options);
+
+Status CheckOptions(const JoinOptions& options);
+
+// K = HKDF(secret | content of the secret file, salt: nonce)
+Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce);
+
+// "rank 1/4: init: ..."
+Status OfRank(const JoinOptions& options, const Status& status);
+
+std::string Hex(Bytes bytes);
+
+}  // namespace inccl::bootstrap
 
 #endif  // INCCL_BOOTSTRAP_BOOTSTRAP_H_

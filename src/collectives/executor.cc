@@ -93,8 +93,8 @@ bool Executor::WaitsDone(const BoundStrand& strand, const StrandState& state) co
   });
 }
 
-Executor::ScratchSlot& Executor::Scratch(const BoundStrand& strand,
-                                                           StrandState* state, uint16_t slot) {
+Executor::ScratchSlot& Executor::Scratch(const BoundStrand& strand, StrandState* state,
+                                         uint16_t slot) {
   const uint32_t group = call_.chunking.Group(strand.phase);
   const size_t need = size_t{call_.program->schedule.scratch_slots} * group;
   if (state->scratch.size() < need) state->scratch.resize(need);
@@ -106,7 +106,7 @@ Executor::ScratchSlot& Executor::Scratch(const BoundStrand& strand,
 }
 
 Result<bool> Executor::FillTerms(const BoundStrand& strand, const BoundStep& step,
-                                          const Range& range, uint32_t tag, StrandState* state) {
+                                 const Range& range, uint32_t tag, StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
   state->raw_bytes = range.count * element_bytes_;
   state->terms.clear();
@@ -126,7 +126,7 @@ Result<bool> Executor::FillTerms(const BoundStrand& strand, const BoundStep& ste
 }
 
 Result<bool> Executor::FillInput(const BoundStrand& strand, const BoundOperand& operand,
-                                          const Range& range, uint32_t tag, StrandState* state) {
+                                 const Range& range, uint32_t tag, StrandState* state) {
   Term term{
       .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
   if (operand.space == Space::kLane) {
@@ -177,8 +177,8 @@ Result<bool> Executor::FillInput(const BoundStrand& strand, const BoundOperand& 
 }
 
 Result<bool> Executor::FillOutput(const BoundStrand& strand, const BoundStep& step,
-                                           const BoundOperand& operand, const Range& range,
-                                           StrandState* state) {
+                                  const BoundOperand& operand, const Range& range,
+                                  StrandState* state) {
   Term term{
       .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
   Outgoing outgoing;
@@ -228,7 +228,7 @@ Result<bool> Executor::FillOutput(const BoundStrand& strand, const BoundStep& st
 }
 
 Status Executor::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
-                                   StrandState* state) {
+                          StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
   for (uint32_t i = 0; i < step.inputs; ++i) {
     if (operands[i].space != Space::kLane) continue;
@@ -321,8 +321,7 @@ Result<bool> Executor::RunSlice(const BoundStrand& strand, StrandState* state) {
   return true;
 }
 
-Status Executor::RunStrand(const BoundStrand& strand, int budget, StrandState* state,
-                                    int* ran) {
+Status Executor::RunStrand(const BoundStrand& strand, int budget, StrandState* state, int* ran) {
   while (!state->finished && *ran < budget) {
     Result<bool> progressed = RunSlice(strand, state);
     if (!progressed.ok()) return progressed.status();
@@ -404,8 +403,8 @@ bool Executor::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
 }
 
 void Executor::UseZeroCopy(const BoundStrand& strand, const BoundStep& step,
-                                    const BoundOperand& operand, const Range& range,
-                                    StrandState* state, Outgoing* outgoing) {
+                           const BoundOperand& operand, const Range& range, StrandState* state,
+                           Outgoing* outgoing) {
   if (strand.phase.lane_class != LaneClass::kData) return;
   if (call_.registered_result.region != 0 && operand.format.form == Form::kResult &&
       call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
@@ -440,8 +439,7 @@ void Executor::UseZeroCopy(const BoundStrand& strand, const BoundStep& step,
 // Writes the result to the lane's consumers that have named a target, as far as kMostDelivered
 // admits; returns true if no consumer is left. The consumers of the step's other lanes get it
 // there.
-bool Executor::Deliver(const BoundOperand& operand, StrandState* state,
-                                Outgoing* outgoing) {
+bool Executor::Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;
   const size_t consumers = operand.send->spec().consumers.size();
   size_t delivered = 0;
@@ -458,8 +456,8 @@ bool Executor::Deliver(const BoundOperand& operand, StrandState* state,
 }
 
 const std::byte* Executor::SentFrom(const BoundStrand& strand, const BoundStep& step,
-                                             const BoundOperand& operand, const Range& range,
-                                             const StrandState& state, SliceHeader* header) const {
+                                    const BoundOperand& operand, const Range& range,
+                                    const StrandState& state, SliceHeader* header) const {
   if (strand.phase.lane_class != LaneClass::kData) return nullptr;
   const std::byte* from = nullptr;
   if (call_.sends_output && operand.format.form == Form::kResult &&

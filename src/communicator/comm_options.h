@@ -11,7 +11,6 @@
 #include "base/clock.h"
 #include "compress/codec.h"
 #include "tuning/tuner.h"
-#include "tuning/tuner_table.h"
 
 namespace inccl {
 

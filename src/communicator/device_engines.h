@@ -12,7 +12,6 @@
 #include "base/mutex.h"
 #include "device/runtime.h"
 #include "engine/device_engine.h"
-#include "engine/imported_regions.h"
 
 namespace inccl {
 

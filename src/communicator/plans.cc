@@ -92,7 +92,7 @@ Result<const Program*> Plans::ProgramFor(const Call& call, const Codec& codec, c
                                               side_phases, side_one_shot, group, options_.hosts});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     if (!options_.members.empty()) Rename(options_.members, &*schedule);
-    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, lanes_);
+    Result<std::unique_ptr<Program>> bound = inccl::Bind(*std::move(schedule), slots, lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

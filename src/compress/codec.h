@@ -6,7 +6,7 @@
 // form.
 //
 // A new codec needs one file with a Codec and a CodecState, one line each in codecs.h and
-// registry.cc, and one entry in the codecs' test table.
+// codecs.cc, and one entry in the codecs' test table.
 #ifndef INCCL_COMPRESS_CODEC_H_
 #define INCCL_COMPRESS_CODEC_H_
 

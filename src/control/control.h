@@ -5,7 +5,7 @@
 // all communicators; it starts with the first and ends with the last.
 //
 // In a large communicator a rank has a connection with some ranks only, its neighbours
-// (bootstrap/control_graph.h). Ranks pass on what concerns far ranks (control/router.h):
+// (bootstrap/mesh.h). Ranks pass on what concerns far ranks (control/router.h):
 // - A message to one far rank takes a shortest path, sealed end to end; one to all ranks is
 // flooded.
 // - Each rank hears of each far rank's end once, from that rank's neighbours.

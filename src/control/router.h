@@ -35,8 +35,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "bootstrap/control_graph.h"
 #include "bootstrap/crypto.h"
+#include "bootstrap/mesh.h"
 
 namespace inccl::control {
 

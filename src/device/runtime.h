@@ -5,7 +5,9 @@
 #ifndef INCCL_DEVICE_RUNTIME_H_
 #define INCCL_DEVICE_RUNTIME_H_
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "device/device.h"
 
@@ -23,6 +25,32 @@ std::string WhyNoDevice();
 
 // Replaces the result of LookForDevice; nullptr: no device. For tests.
 void SetDevice(Device* device);
+
+// Pinned host memory for one step at a time. The user takes it piece by piece and returns it as a
+// whole; it grows to what the largest step needed.
+
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(Device* device) : device_(device) {}
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+
+  // Aligned to 256 bytes.
+  Result<std::byte*> Take(size_t bytes);
+  void GiveBack();
+
+ private:
+  struct Block {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  Device* const device_;
+  std::vector<Block> blocks_;
+  size_t block_ = 0;  // the block from which Take allocates
+  size_t used_ = 0;   // bytes used in that block
+};
 
 }  // namespace inccl
 

@@ -6,6 +6,7 @@
 #define INCCL_INIT_JOIN_H_
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -29,6 +30,18 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
 // Makes all ranks of a communicator in this process.
 Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
                                                                const InitOptions& options);
+
+// Makes communicators from a communicator: split and shrink.
+
+// Returns nullptr for color -1. Collective over the parent.
+Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
+                                            const InitOptions& options);
+
+struct Shrunk {
+  std::shared_ptr<Communicator> communicator;
+  uint64_t last_completed = 0;  // operations of the parent that completed on every member
+};
+Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options);
 
 }  // namespace inccl
 

@@ -16,11 +16,10 @@
 #include "device/runtime.h"
 #include "init/options.h"
 #include "topology/processors.h"
-#include "transport/shm/shm_factory.h"
-#include "transport/tcp/tcp_factory.h"
+#include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
-#include "transport/ucx/ucx_factory.h"
-#include "transport/verbs/verbs_factory.h"
+#include "transport/ucx/ucx_transport.h"
+#include "transport/verbs/verbs_transport.h"
 
 namespace inccl {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "compress/codec_spec.h"
+#include "compress/codecs.h"
 #include "reduce/reducer.h"
 
 namespace inccl {

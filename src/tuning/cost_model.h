@@ -12,7 +12,7 @@
 #include "collectives/algorithms.h"
 #include "compress/codec.h"
 #include "topology/host_map.h"
-#include "tuning/slot_budget.h"
+#include "tuning/segmentation.h"
 
 namespace inccl {
 

@@ -6,17 +6,113 @@
 #ifndef INCCL_TUNING_SEGMENTATION_H_
 #define INCCL_TUNING_SEGMENTATION_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/clock.h"
 #include "base/types.h"
+#include "collectives/algorithms.h"
 #include "collectives/chunking.h"
 #include "collectives/program.h"
 #include "compress/codec.h"
+#include "topology/host_map.h"
 
 namespace inccl {
+
+// The memory that the data slots of one algorithm may take on a rank. Pure functions of what all
+// ranks have agreed on, like the tuner.
+
+// The constants of the cost model (cost_model.h): times of messages, bytes and elements.
+
+// Whole numbers, so that all ranks compute the same estimates. The defaults are those of an
+// Ethernet of 10 Gbit/s, and of one core for everything else.
+struct CostConstants {
+  uint64_t network_latency_ns = 25'000;
+  uint64_t network_message_ns = 8'000;
+  uint64_t network_byte_ps = 850;
+  uint64_t shm_latency_ns = 1'000;
+  uint64_t shm_byte_ps = 100;
+  uint64_t reduce_byte_ps = 100;
+  uint64_t encode_element_ps = 500;
+  uint64_t decode_element_ps = 300;
+  uint64_t hop_element_ps = 600;
+
+  bool operator==(const CostConstants&) const = default;
+};
+
+// A link between hosts is long if a message takes longer than on any network of one site.
+inline constexpr uint32_t kLongRoundTripUs = 1000;
+// The bytes that a long link holds, round trip times rate; 0: the links are short.
+inline uint64_t BytesUnderWay(const CostConstants& costs) {
+  constexpr uint64_t kNsPerUs = 1000, kPsPerNs = 1000;
+  if (2 * costs.network_latency_ns < kLongRoundTripUs * kNsPerUs) return 0;
+  return 2 * costs.network_latency_ns * kPsPerNs / std::max<uint64_t>(1, costs.network_byte_ps);
+}
+
+struct CostField {
+  const char* name;
+  uint64_t CostConstants::*value;
+  uint64_t most;
+  const char* meaning;
+};
+
+// With these limits no estimate overflows.
+inline constexpr uint64_t kMostCostNs = 1'000'000'000;
+inline constexpr uint64_t kMostCostPs = 100'000;
+inline constexpr CostField kCostFields[] = {
+    {"network_latency_ns", &CostConstants::network_latency_ns, kMostCostNs,
+     "a small message from a rank to a rank on another host"},
+    {"network_message_ns", &CostConstants::network_message_ns, kMostCostNs,
+     "a further message that the same rank sends or receives"},
+    {"network_byte_ps", &CostConstants::network_byte_ps, kMostCostPs,
+     "a byte on the link of a host, which its ranks share"},
+    {"shm_latency_ns", &CostConstants::shm_latency_ns, kMostCostNs,
+     "a small message inside a host"},
+    {"shm_byte_ps", &CostConstants::shm_byte_ps, kMostCostPs, "a byte inside a host"},
+    {"reduce_byte_ps", &CostConstants::reduce_byte_ps, kMostCostPs,
+     "a byte of a contribution that is added"},
+    {"encode_element_ps", &CostConstants::encode_element_ps, kMostCostPs,
+     "an element that the codec encodes"},
+    {"decode_element_ps", &CostConstants::decode_element_ps, kMostCostPs,
+     "an element that the codec decodes"},
+    {"hop_element_ps", &CostConstants::hop_element_ps, kMostCostPs,
+     "an element that the codec adds to a sum on its way"},
+};
+
+struct SlotBudget {
+  uint64_t bytes = UINT64_MAX;        // INCCL_SLOT_BYTES_MAX
+  uint32_t slice_bytes = 128 * 1024;  // INCCL_SLICE_BYTES
+  int channels = 1;
+  // Consumers read the producer's slots, so a lane's slots exist once. Otherwise both ends of a
+  // lane have slots, and a lane of several consumers is several lanes.
+  bool shared_slots = false;
+  uint64_t under_way = 0;  // UnderWay
+};
+
+// The bytes that a rank's links to other hosts hold, of which each host's ranks have a share; 0:
+// the links are short, or there is one host.
+uint64_t UnderWay(const CostConstants& costs, const HostMap* hosts);
+
+// An upper bound of the data slots of the rank that has the most of them. `hosts`: nullptr for one
+// host.
+uint64_t SlotBytes(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
+                   const SlotBudget& budget, uint32_t slice_bytes);
+
+// The size of slices with which the slots fit the budget: budget.slice_bytes, or a half, a quarter,
+// ... of it. If not even LeastSliceBytes fits, returns 0.
+uint32_t SliceBytesFor(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
+                       const SlotBudget& budget);
+
+// The slots of lanes with slices of that size: those of long links as many as they hold, within the
+// budget.
+SlotOptions SlotsOf(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
+                    const SlotBudget& budget, uint32_t slice_bytes);
+
+// Below this, slices cost more time than another algorithm. It is less for collectives that have
+// only one algorithm.
+uint32_t LeastSliceBytes(Collective collective, const SlotBudget& budget);
 
 inline constexpr uint16_t kDataDepth = 4;  // slots of a data lane
 // Slices of a chunk that a step handles before the next step: no more than the slots of a lane that

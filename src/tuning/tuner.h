@@ -8,16 +8,77 @@
 #include <array>
 #include <bitset>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
 #include "tuning/cost_model.h"
-#include "tuning/tuner_table.h"
+#include "tuning/segmentation.h"
 
 namespace inccl {
+
+// What inccl-tune has measured, for the tuner: the fastest algorithms on a machine by collective,
+// ranks and size, and the constants of the cost model (cost_model.h). A text file of lines
+//
+//   COLLECTIVE RANKS plain|compressed BYTES|max ALGORITHM
+//   cost NAME VALUE
+//
+// The first means "calls of up to BYTES bytes of one vector on that many ranks use ALGORITHM". The
+// lines of one collective, number of ranks and kind form a group, in ascending order of BYTES. The
+// second sets a constant; the others keep their defaults. A # at the start of a line or after a
+// blank begins a comment.
+
+struct TunerRow {
+  static constexpr uint64_t kAnyBytes = UINT64_MAX;  // "max"
+
+  Collective collective = Collective::kAllReduce;
+  int nranks = 2;
+  bool compressed = false;
+  uint64_t max_bytes = kAnyBytes;
+  Algorithm algorithm = Algorithm::kRing;
+
+  bool operator==(const TunerRow&) const = default;
+};
+
+// Returns the line of a row, without the newline.
+std::string FormatRow(const TunerRow& row);
+std::string FormatCost(const CostField& field, const CostConstants& costs);
+
+class TunerTable {
+ public:
+  // An empty table: Find returns nothing, and the constants are the defaults.
+  TunerTable() = default;
+
+  // Returns kInvalidArgument with file, line and reason if a line is malformed.
+  static Result<TunerTable> Parse(std::string_view text, const std::string& file);
+  // Also returns kInvalidArgument if the file cannot be read.
+  static Result<TunerTable> Load(const std::string& path);
+
+  // Returns the fastest algorithm for such a call, or nothing if it was not measured. A number of
+  // ranks that was not measured uses the next smaller one that was.
+  std::optional<Algorithm> Find(Collective collective, int nranks, bool compressed,
+                                uint64_t bytes) const;
+
+  bool empty() const { return rows_.empty() && costs_ == CostConstants(); }
+  const std::vector<TunerRow>& rows() const { return rows_; }
+  const CostConstants& costs() const { return costs_; }
+  // Sets network_byte_ps to the time that TCP takes for a byte on an Ethernet of this rate, and
+  // network_latency_ns to half a long round trip, unless the file has set them. 0: the rate is not
+  // known. Round trips below kLongRoundTripUs change nothing.
+  void SetLink(uint32_t mbps, uint32_t round_trip_us);
+  // Equal tables have equal digests, an empty one 0. Ranks compare it.
+  uint64_t Digest() const;
+
+ private:
+  std::vector<TunerRow> rows_;  // sorted by collective, kind, ranks, bytes
+  CostConstants costs_;
+  // network_byte_ps and network_latency_ns are those of the file.
+  bool rate_given_ = false, latency_given_ = false;
+};
 
 // "ring, tree, ...": the names of algorithms and of their families in INCCL_ALGO.
 std::string AlgorithmNames();

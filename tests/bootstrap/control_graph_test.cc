@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Who has a control connection with whom, and the paths over them.
-#include "bootstrap/control_graph.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "bootstrap/mesh.h"
 #include "support/seed.h"
 
 namespace inccl::test {

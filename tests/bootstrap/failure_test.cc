@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "bootstrap/bootstrap.h"
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/host.h"
-#include "bootstrap/join.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/rendezvous_client.h"
 #include "bootstrap/rendezvous_server.h"

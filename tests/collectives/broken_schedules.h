@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/schedule_cases.h"
+#include "verify/validate.h"
 
 namespace inccl::test {
 

@@ -7,6 +7,7 @@
 
 #include "collectives/schedule.h"
 #include "collectives/schedule_cases.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

@@ -18,7 +18,7 @@
 #include "support/hbi_oracle.h"
 #include "support/seed.h"
 #include "topology/host_map.h"
-#include "transport/sim/sim_world.h"
+#include "verify/sim_world.h"
 
 namespace inccl {
 namespace {

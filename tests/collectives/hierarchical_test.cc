@@ -13,6 +13,7 @@
 #include "collectives/schedule_cases.h"
 #include "support/seed.h"
 #include "topology/host_map.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "collectives/schedule.h"
+#include "verify/validate.h"
 #include "world/limits.h"
 
 namespace inccl {

@@ -12,6 +12,7 @@
 #include "communicator/plans.h"
 #include "topology/host_map.h"
 #include "transport/loopback/loopback.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

@@ -16,6 +16,7 @@
 #include "collectives/schedule.h"
 #include "collectives/schedule_cases.h"
 #include "support/seed.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

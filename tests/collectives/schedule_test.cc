@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "collectives/schedule_cases.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

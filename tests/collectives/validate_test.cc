@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Validate refuses broken schedules; its message names the place and the cause.
+#include "verify/validate.h"
+
 #include <functional>
 #include <utility>
 

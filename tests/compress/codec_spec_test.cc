@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Specifications of codecs: the grammar, typed values, hbi's keys and canonical text.
-#include "compress/codec_spec.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 
 #include "base/rng.h"
 #include "compress/codec.h"
+#include "compress/codecs.h"
 #include "support/seed.h"
 
 namespace inccl {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "compress/cuda/reduce_elements.h"
+#include "compress/cuda/reduce.h"
 #include "compress/cuda/warp_fields.h"
 #include "compress/float_types.h"
 #include "compress/hbi/format.h"

@@ -4,7 +4,7 @@
 // rely.
 #include <gtest/gtest.h>
 
-#include "engine/imported_regions.h"
+#include "engine/device_engine.h"
 #include "fakes/fake_device.h"
 #include "transport/loopback/loopback.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/rng.h"
 #include "engine/engine.h"
-#include "transport/sim/sim_world.h"
+#include "verify/sim_world.h"
 
 namespace inccl::test {
 

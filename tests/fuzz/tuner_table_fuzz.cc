@@ -8,7 +8,7 @@
 
 #include "base/types.h"
 #include "fuzz/fuzz.h"
-#include "tuning/tuner_table.h"
+#include "tuning/tuner.h"
 
 namespace inccl::fuzz {
 namespace {

@@ -14,8 +14,8 @@
 #include "perf/scaling/estimate.h"
 #include "perf/scaling/fleet.h"
 #include "perf/scaling/simulation.h"
-#include "transport/sim/sim_world.h"
 #include "tuning/segmentation.h"
+#include "verify/sim_world.h"
 #include "world/limits.h"
 
 namespace inccl::perf {

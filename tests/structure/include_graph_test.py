@@ -22,7 +22,7 @@ LAYERS = [
     ["transport"],
     ["engine"],
     ["collectives"],
-    ["tuning", "stream", "failure"],
+    ["tuning", "stream", "failure", "verify"],
     ["communicator"],
     ["init"],
     ["api"],
@@ -38,6 +38,8 @@ for number, folders in enumerate(LAYERS):
             ALLOWED[folder].add("inccl")
 for folder in ("memory", "bootstrap", "control", "transport"):
     ALLOWED[folder].discard("compress")  # what they move has no meaning to them
+for folder in ("communicator", "init", "api"):
+    ALLOWED[folder].discard("verify")  # no part of the library
 ALLOWED["ext"] = {"ext", "inccl"}  # users of the C API
 
 # Headers of the system and of dependencies that only these layers may include. Which headers of C++
@@ -195,6 +197,7 @@ BAD = [
     ("src/tuning/tuner.h", '#include "failure/failure.h"', "tuning must not include"),
     ("src/communicator/communicator.h", '#include "api/query.cc"', "communicator must not include"),
     ("src/api/query.cc", "#include <mpi.h>", "api must not include"),
+    ("src/api/query.cc", '#include "verify/validate.h"', "api must not include"),
     ("src/base/status.h", "#include <hwloc.h>", "base must not include"),
     ("src/transport/transport.h", "#include <cuda_runtime.h>", "transport must not include"),
     ("src/api/query.cc", '#include "perf/support/npy.h"', "no file below src"),

@@ -23,6 +23,7 @@
 #include "tools/run_program.h"
 #include "topology/processors.h"
 #include "topology/topology.h"
+#include "verify/validate.h"
 
 namespace inccl::test {
 namespace {

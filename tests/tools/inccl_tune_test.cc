@@ -14,7 +14,7 @@
 #include "tools/tune/codec_costs.h"
 #include "tools/tune/costs.h"
 #include "tools/tune/rows.h"
-#include "tuning/tuner_table.h"
+#include "tuning/tuner.h"
 
 namespace inccl::tools {
 namespace {

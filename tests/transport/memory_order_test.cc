@@ -27,7 +27,6 @@
 #include "base/status.h"
 #include "support/interleavings.h"
 #include "transport/emulated/stamped_lanes.h"
-#include "transport/lane_check.h"
 #include "transport/poll_wakeup_event.h"
 #include "transport/transport.h"
 #include "world/limits.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "support/seed.h"
-#include "transport/sim/sim_world.h"
+#include "verify/sim_world.h"
 
 namespace inccl {
 namespace {

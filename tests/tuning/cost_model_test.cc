@@ -14,6 +14,7 @@
 #include "collectives/schedule_cases.h"
 #include "compress/codec.h"
 #include "tuning/tuner.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

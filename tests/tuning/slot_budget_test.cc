@@ -2,8 +2,6 @@
 //
 // The slots of an algorithm are at least those of the lanes in its schedules, and not many more;
 // choices and slices respect the budget.
-#include "tuning/slot_budget.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

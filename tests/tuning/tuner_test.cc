@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/variables.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "verify/validate.h"
+
 namespace inccl::tools {
 namespace {
 

@@ -7,10 +7,11 @@
 #include <utility>
 
 #include "collectives/chunking.h"
-#include "compress/codec_spec.h"
+#include "compress/codecs.h"
 #include "transport/mapped/arena.h"
 #include "transport/transport.h"
 #include "tuning/segmentation.h"
+#include "verify/validate.h"
 
 namespace inccl::tools {
 namespace {

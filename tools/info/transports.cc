@@ -16,7 +16,7 @@
 #include "config/variables.h"
 #include "init/thread_transports.h"
 #include "tools/info/sections.h"
-#include "transport/verbs/verbs_ports.h"
+#include "transport/verbs/verbs_wire.h"
 #include "tuning/segmentation.h"
 
 namespace inccl::tools {

@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "perf/support/world.h"
 #include "topology/host_map.h"
-#include "tuning/slot_budget.h"
+#include "tuning/segmentation.h"
 
 namespace inccl::tools {
 

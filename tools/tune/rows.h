@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "tuning/tuner_table.h"
+#include "tuning/tuner.h"
 
 namespace inccl::tools {
 

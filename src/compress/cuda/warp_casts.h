@@ -12,7 +12,7 @@
 #include "base/host_device.h"
 #include "compress/cuda/elements.h"
 #include "compress/cuda/kernel_args.h"
-#include "compress/cuda/warp_values.h"
+#include "compress/cuda/warp_fields.h"
 #include "compress/float_types.h"
 #include "compress/wire/mx_block.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 #include "compress/codec.h"
-#include "compress/codec_spec.h"
+#include "compress/codecs.h"
 
 namespace inccl::hbi {
 

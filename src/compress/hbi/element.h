@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The arithmetic of one element (docs/format.md), shared by the scalar reference
-// (kernels/hbi_scalar.cc) and the CUDA kernels (cuda/). The compiler must not contract products and
-// sums (--fmad=false, -ffp-contract=off).
+// (kernels/scalar_kernels.cc) and the CUDA kernels (cuda/). The compiler must not contract products
+// and sums (--fmad=false, -ffp-contract=off).
 #ifndef INCCL_COMPRESS_HBI_ELEMENT_H_
 #define INCCL_COMPRESS_HBI_ELEMENT_H_
 

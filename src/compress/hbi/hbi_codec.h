@@ -13,7 +13,7 @@
 
 #include "base/mutex.h"
 #include "compress/codec.h"
-#include "compress/codec_spec.h"
+#include "compress/codecs.h"
 #include "compress/hbi/config.h"
 #include "compress/hbi/plan.h"
 

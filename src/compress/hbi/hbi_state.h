@@ -11,7 +11,6 @@
 
 #include "compress/codec.h"
 #include "compress/hbi/device_slices.h"
-#include "compress/hbi/groups.h"
 #include "compress/hbi/hbi_codec.h"
 #include "compress/hbi/parts.h"
 #include "compress/hbi/slice.h"

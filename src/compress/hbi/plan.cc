@@ -16,6 +16,13 @@
 #include "compress/hbi/side_words.h"
 
 namespace inccl::hbi {
+
+double Magnitude(int code) {
+  const int q = FifthOctaves(code);
+  const int octave = (q + 5 * 128) / 5 - 128;  // rounded down
+  return std::ldexp(double{std::bit_cast<float>(kFifthBits[q - 5 * octave])}, octave);
+}
+
 namespace {
 
 constexpr uint32_t kLevels[] = {1,   2,   3,   4,   5,   6,   7,    9,    10,   11,   13,  15,

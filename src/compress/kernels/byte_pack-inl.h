@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/kernels/byte_pack_tables.h"
 #include "compress/kernels/hbi_pack-inl.h"
+#include "compress/kernels/pack_tables.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_BYTE_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)

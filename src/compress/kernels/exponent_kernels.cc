@@ -5,15 +5,13 @@
 #include <bit>
 #include <cstring>
 
-#include "compress/lossless/exponent_coding.h"
+#include "compress/lossless/exponent_pack.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/exponent_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
-#include "compress/kernels/exponent_planes-inl.h"
-#include "compress/kernels/exponent_sample-inl.h"
-#include "compress/kernels/exponent_split-inl.h"
+#include "compress/kernels/exponent_kernels-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

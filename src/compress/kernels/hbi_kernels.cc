@@ -11,13 +11,11 @@
 // After foreach_target.h.
 #include "compress/kernels/hbi_pack-inl.h"
 #include "compress/kernels/hbi_quantize-inl.h"
-#include "compress/kernels/hbi_rotate-inl.h"
 #include "compress/kernels/hbi_side_words-inl.h"
 #include "compress/kernels/hbi_strip-inl.h"
 #include "compress/kernels/hbi_strip_avx2-inl.h"
 #include "compress/kernels/hbi_strip_common-inl.h"
 #include "compress/kernels/hbi_strip_vbmi-inl.h"
-#include "compress/kernels/hbi_strip_vbmi_bytes-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/kernels/hbi_pack_tables.h"
+#include "compress/kernels/pack_tables.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -13,7 +13,6 @@
 #include "compress/kernels/hbi_strip_avx2-inl.h"
 #include "compress/kernels/hbi_strip_common-inl.h"
 #include "compress/kernels/hbi_strip_vbmi-inl.h"
-#include "compress/kernels/hbi_strip_vbmi_bytes-inl.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/kernels/reduce.h"
 
-#include "compress/kernels/reduce_parts.h"
-
 namespace inccl {
 
 ReduceFn FindReduce(DataType type, ReduceOp op) {

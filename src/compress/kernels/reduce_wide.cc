@@ -2,7 +2,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "compress/kernels/reduce_parts.h"
+#include "compress/kernels/reduce.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/reduce_wide.cc"

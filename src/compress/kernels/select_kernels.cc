@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "compress/kernels/select_tables.h"
+#include "compress/kernels/pack_tables.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/select_kernels.cc"

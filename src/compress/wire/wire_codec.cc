@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codec for a wire format. It decodes, adds and encodes one tile at a time, so that the fp32
-// sum stays in the L1 cache.
+// The codec for a wire format, and the formats: bf16, fp16, fp8 and mxfp8. It decodes, adds and
+// encodes one tile at a time, so that the fp32 sum stays in the L1 cache.
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "compress/checked_state.h"
+#include "compress/codec.h"
 #include "compress/codecs.h"
+#include "compress/cuda/kernel_args.h"
 #include "compress/device_work.h"
 #include "compress/float_types.h"
 #include "compress/kernels/convert.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl {
 

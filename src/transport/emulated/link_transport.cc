@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl::emulated {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl::mapped {
 

@@ -16,6 +16,7 @@
 #include "memory/memfd.h"
 #include "transport/mapped/mapped_transport.h"
 #include "transport/shm/regions.h"
+#include "transport/transport_factory.h"
 
 namespace inccl {
 
@@ -93,6 +94,10 @@ class ShmTransport final : public mapped::MappedTransport {
   shm::OwnRegions own_regions_;
   std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;
 };
+
+// Errors are those of ShmTransport::Create.
+Result<std::unique_ptr<TransportFactory>> MakeShmFactory(int rank, int nranks,
+                                                         const ShmOptions& options);
 
 }  // namespace inccl
 

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl::tcp {
 

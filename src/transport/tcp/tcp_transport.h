@@ -22,12 +22,14 @@
 #include "base/status.h"
 #include "bootstrap/connector.h"
 #include "bootstrap/crypto.h"
+#include "bootstrap/interfaces.h"
 #include "bootstrap/socket_list.h"
 #include "bootstrap/unique_id.h"
 #include "transport/poll_wakeup_event.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/tcp/tcp_peer.h"
 #include "transport/transport.h"
+#include "transport/transport_factory.h"
 
 namespace inccl::tcp {
 
@@ -199,6 +201,24 @@ class TcpTransport final : public Transport {
   bool arming_ = false;  // the rank is about to sleep
   bool closed_ = false;
 };
+
+}  // namespace inccl
+
+namespace inccl {
+
+struct TcpOptions {
+  std::string interfaces;    // INCCL_SOCKET_IFNAME
+  ListenRules listen;        // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
+  int sockets_per_peer = 0;  // 0: as many as the links require
+  tcp::Protection protection = tcp::Protection::kAuth;
+};
+
+// Listens on the interface that the options select, until all connections are made. Of two ranks
+// the higher one connects: when the communicator is made, in one of up to INCCL_CONTROL_ALL_PAIRS
+// ranks, else when a lane between them is first needed. Errors: kInvalidUsage (no such interface),
+// kSystemError.
+Result<std::unique_ptr<TransportFactory>> MakeTcpFactory(int rank, int nranks,
+                                                         const TcpOptions& options);
 
 }  // namespace inccl
 

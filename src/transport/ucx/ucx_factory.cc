@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/ucx/ucx_factory.h"
-
 #include <utility>
 #include <vector>
+
+#include "transport/ucx/ucx_transport.h"
 
 namespace inccl {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/rng.h"
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl::ucx {
 namespace {

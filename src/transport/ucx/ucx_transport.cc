@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "transport/lane_check.h"
 #include "transport/poll_wakeup_event.h"
+#include "transport/transport.h"
 #include "transport/ucx/ucx_lanes.h"
 #include "transport/ucx/ucx_worker.h"
 

@@ -18,6 +18,7 @@
 
 #include "base/status.h"
 #include "transport/transport.h"
+#include "transport/transport_factory.h"
 
 namespace inccl {
 
@@ -47,6 +48,11 @@ class UcxTransport : public Transport {
   // must live until this returns. Errors name the peer.
   virtual Status Attach(int peer, std::span<const std::byte> address) = 0;
 };
+
+// Errors are those of UcxTransport::Create. A rank attaches to live peers: none of them leaves
+// before all have attached.
+Result<std::unique_ptr<TransportFactory>> MakeUcxFactory(int rank, int nranks,
+                                                         const UcxOptions& options);
 
 }  // namespace inccl
 

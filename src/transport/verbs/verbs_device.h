@@ -22,7 +22,7 @@
 #include "device/device.h"
 #include "memory/host_allocator.h"
 #include "transport/transport.h"
-#include "transport/verbs/verbs_ports.h"
+#include "transport/verbs/verbs_wire.h"
 
 namespace inccl::verbs {
 

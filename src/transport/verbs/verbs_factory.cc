@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/verbs/verbs_factory.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "transport/verbs/verbs_transport.h"
 
 namespace inccl {
 namespace {

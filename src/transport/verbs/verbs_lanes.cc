@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 #include "transport/verbs/verbs_peer.h"
 
 namespace inccl::verbs {

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl::verbs {
 namespace {

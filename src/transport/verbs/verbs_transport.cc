@@ -12,8 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "transport/lane_check.h"
 #include "transport/poll_wakeup_event.h"
+#include "transport/transport.h"
 #include "transport/verbs/verbs_peer.h"
 #include "transport/verbs/verbs_rails.h"
 

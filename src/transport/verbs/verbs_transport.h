@@ -19,7 +19,7 @@
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport.h"
 #include "transport/transport_factory.h"
-#include "transport/verbs/verbs_ports.h"
+#include "transport/verbs/verbs_wire.h"
 
 namespace inccl {
 
@@ -54,6 +54,10 @@ class VerbsTransport : public Transport {
   // Called once after all Attach. `secret` is known to the ranks of this communicator only.
   virtual Status Protect(const bootstrap::Key& secret, bootstrap::Bytes communicator) = 0;
 };
+
+// Errors are those of VerbsTransport::Create.
+Result<std::unique_ptr<TransportFactory>> MakeVerbsFactory(int rank, int nranks,
+                                                           const VerbsOptions& options);
 
 }  // namespace inccl
 

@@ -3,8 +3,8 @@
 // A lane of the simulator. Publish copies the payload from the producer's slot into a private slot
 // per consumer. Memory that must not be read any more is overwritten with kPoison: the producer's
 // slot after Publish, a consumer's slot after Release.
-#ifndef INCCL_TRANSPORT_SIM_SIM_WORLD_H_
-#define INCCL_TRANSPORT_SIM_SIM_WORLD_H_
+#ifndef INCCL_VERIFY_SIM_WORLD_H_
+#define INCCL_VERIFY_SIM_WORLD_H_
 
 #include <array>
 #include <cstddef>
@@ -339,4 +339,4 @@ class SimRecvLane final : public emulated::StampedRecvLane {
 
 }  // namespace inccl
 
-#endif  // INCCL_TRANSPORT_SIM_SIM_WORLD_H_
+#endif  // INCCL_VERIFY_SIM_WORLD_H_

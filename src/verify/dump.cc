@@ -7,6 +7,7 @@
 #include <span>
 
 #include "collectives/schedule.h"
+#include "verify/validate.h"
 
 namespace inccl {
 namespace {

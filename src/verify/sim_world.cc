@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/sim/sim_world.h"
+#include "verify/sim_world.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/lane_check.h"
+#include "transport/transport.h"
 
 namespace inccl::sim {
 

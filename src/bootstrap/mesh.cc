@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/control_graph.h"
+#include "bootstrap/mesh.h"
 
 #include <bit>
 #include <cstddef>

@@ -7,11 +7,19 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "compress/bit_fields.h"
+#include "compress/codec.h"
 #include "compress/float_types.h"
 #include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
+#include "compress/kernels/dither_kernels.h"
 #include "compress/kernels/hbi_kernels.h"
+#include "compress/kernels/qsgd_kernels.h"
 
 namespace inccl::hbi {
 namespace {
@@ -277,4 +285,222 @@ const Kernels& ScalarKernels() {
   return kKernels;
 }
 
+namespace {
+
+// x + y + carry, by the processor's instruction if the compiler has an intrinsic for it.
+inline uint64_t AddWithCarry(uint64_t x, uint64_t y, unsigned char* carry) {
+#if defined(__x86_64__)
+  unsigned long long sum;  // NOLINT(google-runtime-int): the intrinsic's type
+  *carry = _addcarry_u64(*carry, x, y, &sum);
+  return sum;
+#else
+  uint64_t partial, sum;
+  const bool first = __builtin_add_overflow(x, y, &partial);
+  const bool second = __builtin_add_overflow(partial, uint64_t{*carry}, &sum);
+  *carry = first || second ? 1 : 0;
+  return sum;
+#endif
+}
+
+template <uint32_t kWords, uint32_t kWord = 0>
+inline void AddWords(const uint8_t* a, const uint8_t* b, unsigned char carry, uint8_t* out) {
+  if constexpr (kWord < kWords) {
+    uint64_t x, y;
+    std::memcpy(&x, a + 8 * kWord, sizeof x);
+    std::memcpy(&y, b + 8 * kWord, sizeof y);
+    const uint64_t sum = AddWithCarry(x, y, &carry);
+    std::memcpy(out + 8 * kWord, &sum, sizeof sum);
+    AddWords<kWords, kWord + 1>(a, b, carry, out);
+  }
+}
+
+// 64 fields fill kWords words and carry nothing beyond them, so one chain of additions adds them.
+template <uint32_t kWords>
+void AddGroups(const uint8_t* a, const uint8_t* b, size_t groups, uint8_t* out) {
+  for (size_t g = 0; g < groups; ++g) {
+    AddWords<kWords>(a, b, 0, out);
+    a += 8 * kWords;
+    b += 8 * kWords;
+    out += 8 * kWords;
+  }
+}
+
+using AddFunction = void (*)(const uint8_t*, const uint8_t*, size_t, uint8_t*);
+
+constexpr AddFunction kAdd[] = {
+    nullptr,       AddGroups<1>,  AddGroups<2>,  AddGroups<3>,  AddGroups<4>,  AddGroups<5>,
+    AddGroups<6>,  AddGroups<7>,  AddGroups<8>,  AddGroups<9>,  AddGroups<10>, AddGroups<11>,
+    AddGroups<12>, AddGroups<13>, AddGroups<14>, AddGroups<15>, AddGroups<16>,
+};
+
+}  // namespace
+
+void AddPacked(const uint8_t* a, const uint8_t* b, size_t words, uint32_t width, uint8_t* out) {
+  const uint32_t bits = width % 2 != 0 ? width : width / 2;
+  kAdd[bits](a, b, words / bits, out);
+}
+
 }  // namespace inccl::hbi
+
+namespace inccl::qsgd {
+
+// The scalar reference of docs/codecs.md: one element at a time.
+
+namespace {
+
+double ValueOf(const ScaleChoice& choice, uint32_t i) {
+  return choice.by_scale[choice.index == nullptr ? 0 : choice.index[i]];
+}
+
+void AddCodes(const CodeArgs& args, uint32_t count, uint32_t* sums) {
+  const double levels = args.levels;
+  for (uint32_t i = 0; i < count; ++i) {
+    const double scaled = static_cast<double>(args.x[i]) * ValueOf(args.factor, i);
+    const double above = scaled > -levels ? scaled : -levels;  // NaN becomes -s
+    const double code = above < levels ? above : levels;
+    const uint32_t random = hbi::LowBias32(args.first + i);
+    sums[i] += static_cast<uint32_t>(static_cast<int32_t>(code + levels + random * 0x1p-32));
+  }
+}
+
+uint32_t AddFields(const uint16_t* fields, uint32_t count, uint32_t* sums) {
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    largest = std::max<uint32_t>(largest, fields[i]);
+    sums[i] += fields[i];
+  }
+  return largest;
+}
+
+void Narrow(const uint32_t* sums, uint32_t count, uint16_t* fields) {
+  for (uint32_t i = 0; i < count; ++i) fields[i] = static_cast<uint16_t>(sums[i]);
+}
+
+void Decode(const uint32_t* sums, uint32_t zero, const ScaleChoice& unit, uint32_t count,
+            float* y) {
+  for (uint32_t i = 0; i < count; ++i) {
+    y[i] = static_cast<float>(ValueOf(unit, i) * static_cast<int32_t>(sums[i] - zero));
+  }
+}
+
+uint32_t Largest(const float* x, size_t count) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu);
+  }
+  return largest;
+}
+
+void Finest(const float* x, const ScaleChoice& factor, uint32_t levels, uint32_t count,
+            uint8_t* scales) {
+  for (uint32_t i = 0; i < count; ++i) {
+    const double magnitude = std::fabs(static_cast<double>(x[i]));
+    uint8_t& scale = scales[i];
+    while (scale > 0 && !(magnitude * factor.by_scale[scale] <= levels)) --scale;
+  }
+}
+
+void PackBytes(const uint8_t* fields, uint32_t width, std::byte* out) {
+  PackFields(fields, kSuperblock, width, out);
+}
+
+void UnpackBytes(const std::byte* in, uint32_t width, uint8_t* fields) {
+  UnpackFields(in, kSuperblock, width, fields);
+}
+
+}  // namespace
+
+const Kernels& ScalarKernels() {
+  static constexpr Kernels kKernels = {AddCodes, AddFields, Narrow,    Decode,
+                                       Largest,  Finest,    PackBytes, UnpackBytes};
+  return kKernels;
+}
+
+}  // namespace inccl::qsgd
+
+namespace inccl::dither {
+
+// The scalar reference of docs/codecs.md: one element at a time.
+
+namespace {
+
+void Squares(const float* x, size_t block, double* sums) {
+  for (size_t b = 0; b < kSuperblock; b += block) {
+    double partial[kPartials] = {};
+    for (size_t i = 0; i < block; ++i) {
+      const auto value = static_cast<double>(x[b + i]);
+      partial[i % kPartials] += value * value;
+    }
+    for (size_t n = kPartials / 2; n > 0; n /= 2) {
+      for (size_t i = 0; i < n; ++i) partial[i] += partial[i + n];
+    }
+    sums[b / block] = partial[0];
+  }
+}
+
+uint32_t Linear(float scaled, uint32_t levels, uint32_t hash) {
+  const auto top = static_cast<float>(levels);
+  const float value = scaled < top ? scaled : top;
+  const auto below = static_cast<uint32_t>(value);
+  const float random = static_cast<float>(hash >> 8) * 0x1p-24f;
+  return below + (random < value - static_cast<float>(below) ? 1 : 0);
+}
+
+// Adding random bits to the mantissa carries into the exponent as often as it should round up.
+uint32_t Power(float scaled, uint32_t levels, uint32_t hash) {
+  const float value = scaled < 1.0f ? scaled : 1.0f;
+  const float lowest = std::bit_cast<float>((128 - levels) << 23);  // of the first level
+  if (value < lowest) {
+    const float random = static_cast<float>(hash >> 8) * 0x1p-24f;
+    return random < value * std::bit_cast<float>((126 + levels) << 23) ? 1 : 0;
+  }
+  return ((std::bit_cast<uint32_t>(value) + (hash >> 9)) >> 23) - 127 + levels;
+}
+
+void Encode(const float* x, uint32_t random, const Levels& levels, const float* factors,
+            size_t block, uint8_t* codes) {
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    const float scaled = std::fabs(x[i]) * factors[i / block];
+    const uint32_t hash = hbi::LowBias32(random + i);
+    const uint32_t level =
+        levels.powers ? Power(scaled, levels.count, hash) : Linear(scaled, levels.count, hash);
+    codes[i] =
+        static_cast<uint8_t>(std::signbit(x[i]) ? levels.count - level : levels.count + level);
+  }
+}
+
+float LevelOf(int32_t code, const Levels& levels) {
+  const int32_t level = code - static_cast<int32_t>(levels.count);
+  if (!levels.powers) return static_cast<float>(level);
+  if (level == 0) return 0;
+  const uint32_t exponent = 127 - levels.count + static_cast<uint32_t>(std::abs(level));
+  const float power = std::bit_cast<float>(exponent << 23);
+  return level < 0 ? -power : power;
+}
+
+uint32_t Add(const uint8_t* codes, const Levels& levels, const float* units, size_t block,
+             bool first, float* sum) {
+  if (first) std::fill_n(sum, kSuperblock, 0.0f);
+  uint32_t largest = 0;
+  for (size_t i = 0; i < kSuperblock; ++i) {
+    largest = std::max<uint32_t>(largest, codes[i]);
+    sum[i] += LevelOf(codes[i], levels) * units[i / block];
+  }
+  return largest;
+}
+
+void NonZero(const uint8_t* codes, uint32_t zero, uint64_t bits[4]) {
+  std::fill_n(bits, 4, uint64_t{0});
+  for (size_t i = 0; i < kSuperblock; ++i) {
+    if (codes[i] != zero) bits[i / 64] |= uint64_t{1} << i % 64;
+  }
+}
+
+}  // namespace
+
+const Kernels& ScalarKernels() {
+  static constexpr Kernels kKernels = {Squares, Encode, Add, NonZero};
+  return kKernels;
+}
+
+}  // namespace inccl::dither

@@ -1,13 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The rules for one schedule, and the lanes that the schedules of a communicator share.
+#include "verify/validate.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
 #include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
 
+#include "base/status.h"
 #include "collectives/schedule.h"
-#include "collectives/validate_parts.h"
+#include "verify/symbolic_run.h"
 
 namespace inccl {
+
 namespace {
 
 class StructureCheck {
@@ -274,5 +286,269 @@ class StructureCheck {
 }  // namespace
 
 Status CheckStructure(const Schedule& schedule) { return StructureCheck(schedule).Run(); }
+
+namespace {
+
+struct LessLane {
+  bool operator()(const ScheduleLane* a, const ScheduleLane* b) const {
+    return std::tie(a->producer, a->lane_class, a->channel, a->consumers) <
+           std::tie(b->producer, b->lane_class, b->channel, b->consumers);
+  }
+};
+
+// No two lanes that a rank reads share class, channel and producer. As this holds for every
+// consumer, all lanes of a schedule are distinct, even with one lane per consumer.
+Status CheckApart(const Schedule& schedule) {
+  std::set<std::tuple<int, LaneClass, int>> read;
+  for (const ScheduleLane& lane : schedule.lanes) {
+    if (lane.producer == schedule.rank) continue;
+    if (!read.insert({lane.producer, lane.lane_class, lane.channel}).second) {
+      return InternalError(
+          fmt::format("rank {}: another lane from rank {} has class and channel of lane {}",
+                      schedule.rank, lane.producer, Text(lane)));
+    }
+  }
+  return Status::Ok();
+}
+
+// Finds the one strand that uses each lane of a schedule.
+Status FindStrands(const Schedule& schedule, std::vector<int>* strand_of) {
+  strand_of->assign(schedule.lanes.size(), -1);
+  for (size_t i = 0; i < schedule.strands.size(); ++i) {
+    const int strand = static_cast<int>(i);
+    for (size_t s = 0; s < schedule.strands[i].steps.size(); ++s) {
+      const Step& step = schedule.strands[i].steps[s];
+      for (uint32_t k = 0; k < uint32_t{step.inputs} + step.outputs; ++k) {
+        const Operand& operand = schedule.operands[step.first_operand + k];
+        if (operand.space != Space::kLane) continue;
+        int& user = (*strand_of)[operand.index];
+        if (user >= 0 && user != strand) {
+          return InternalError(fmt::format("{}: lane {} is also used by strand {}",
+                                           Place(schedule.rank, i, s),
+                                           Text(schedule.lanes[operand.index]), user));
+        }
+        user = strand;
+      }
+    }
+  }
+  for (size_t lane = 0; lane < schedule.lanes.size(); ++lane) {
+    if ((*strand_of)[lane] < 0) {
+      return InternalError(fmt::format("rank {}: no strand uses lane {}", schedule.rank,
+                                       Text(schedule.lanes[lane])));
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<SharedLanes> MatchLanes(std::span<const Schedule> schedules) {
+  SharedLanes table;
+  table.ends.resize(schedules.size());
+  std::map<const ScheduleLane*, int, LessLane> known;
+  std::vector<std::vector<int>> strand_of(schedules.size());
+  for (const Schedule& schedule : schedules) {
+    const size_t rank = static_cast<size_t>(schedule.rank);
+    if (Status status = CheckApart(schedule); !status.ok()) return status;
+    if (Status status = FindStrands(schedule, &strand_of[rank]); !status.ok()) return status;
+    table.ends[rank].resize(schedule.lanes.size());
+    for (size_t i = 0; i < schedule.lanes.size(); ++i) {
+      const ScheduleLane& lane = schedule.lanes[i];
+      if (lane.producer != schedule.rank) continue;
+      const int shared = static_cast<int>(table.lanes.size());
+      if (!known.emplace(&lane, shared).second) {
+        return InternalError(
+            fmt::format("rank {}: lane {} stands twice in its list", rank, Text(lane)));
+      }
+      table.ends[rank][i].shared = shared;
+      table.lanes.push_back({&lane, strand_of[rank][i], std::vector(lane.consumers.size(), -1)});
+    }
+  }
+  for (const Schedule& schedule : schedules) {
+    const size_t rank = static_cast<size_t>(schedule.rank);
+    for (size_t i = 0; i < schedule.lanes.size(); ++i) {
+      const ScheduleLane& lane = schedule.lanes[i];
+      if (lane.producer == schedule.rank) continue;
+      const auto found = known.find(&lane);
+      if (found == known.end()) {
+        return InternalError(fmt::format("rank {}: rank {} does not produce lane {}", rank,
+                                         lane.producer, Text(lane)));
+      }
+      const auto place =
+          std::lower_bound(lane.consumers.begin(), lane.consumers.end(), schedule.rank);
+      const auto consumer = place - lane.consumers.begin();
+      table.ends[rank][i] = {found->second, static_cast<int>(consumer)};
+      table.lanes[static_cast<size_t>(found->second)]
+          .consumer_strands[static_cast<size_t>(consumer)] = strand_of[rank][i];
+    }
+  }
+  for (const SharedLane& shared : table.lanes) {
+    for (size_t i = 0; i < shared.consumer_strands.size(); ++i) {
+      if (shared.consumer_strands[i] >= 0) continue;
+      return InternalError(fmt::format("rank {}: does not consume lane {} of rank {}",
+                                       shared.lane->consumers[i], Text(*shared.lane),
+                                       shared.lane->producer));
+    }
+  }
+  return table;
+}
+
+Causality::Causality(std::span<const Schedule> schedules)
+    : schedules_(schedules), segmented_(SegmentsOf(schedules[0].collective, 2) > 1) {
+  size_t strands = 0;
+  for (const Schedule& schedule : schedules) {
+    base_.push_back(strands);
+    strands += schedule.strands.size();
+    const Phase& data = schedule.phases.back();
+    side_readers_.emplace_back(segmented_ ? data.chunks : 1);
+    data_readers_.emplace_back(size_t{data.chunks} * data.channels);
+    for (size_t i = 0; i < schedule.strands.size(); ++i) {
+      const Strand& strand = schedule.strands[i];
+      const bool side = schedule.phases[strand.phase].lane_class == LaneClass::kSide;
+      for (size_t s = 0; s < strand.steps.size(); ++s) {
+        const Step& step = strand.steps[s];
+        for (const Operand& input :
+             std::span(schedule.operands).subspan(step.first_operand, step.inputs)) {
+          if (input.space != Space::kInput) continue;
+          const size_t cell = size_t{input.chunk} * data.channels + strand.channel;
+          std::vector<Reader>& readers = side ? side_readers_.back()[segmented_ ? input.chunk : 0]
+                                              : data_readers_.back()[cell];
+          readers.push_back({i, s});
+        }
+      }
+    }
+  }
+  clocks_.assign(strands, StepClock(strands, 0));
+}
+
+void Causality::Learn(size_t strand, const StepClock& known) {
+  StepClock& clock = clocks_[strand];
+  for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], known[i]);
+}
+
+const StepClock& Causality::Tick(size_t strand) {
+  ++clocks_[strand][strand];
+  return clocks_[strand];
+}
+
+std::string Causality::LateReader(size_t rank, size_t strand, size_t step, int window,
+                                  int chunk) const {
+  const Schedule& schedule = schedules_[rank];
+  const size_t cell = static_cast<size_t>(chunk) * schedule.phases.back().channels +
+                      schedule.strands[strand].channel;
+  std::string late = Late(data_readers_[rank][cell], rank, strand, step, window);
+  if (!late.empty()) return late;
+  const size_t segment = segmented_ ? static_cast<size_t>(chunk) : 0;
+  return Late(side_readers_[rank][segment], rank, strand, step, window);
+}
+
+std::string Causality::Late(const std::vector<Reader>& readers, size_t rank, size_t strand,
+                            size_t step, int window) const {
+  const StepClock& clock = clocks_[base_[rank] + strand];
+  for (const Reader& reader : readers) {
+    // This step reads and writes element by element.
+    if (reader.strand == strand && reader.step == step) continue;
+    const size_t steps = schedules_[rank].strands[reader.strand].steps.size();
+    const size_t through = static_cast<size_t>(window) * steps + reader.step + 1;
+    if (clock[base_[rank] + reader.strand] < through) {
+      return fmt::format("strand {} step {}", reader.strand, reader.step);
+    }
+  }
+  return "";
+}
+
+namespace {
+
+bool SamePhases(const Schedule& a, const Schedule& b) {
+  if (a.phases.size() != b.phases.size()) return false;
+  for (size_t i = 0; i < a.phases.size(); ++i) {
+    const Phase &x = a.phases[i], &y = b.phases[i];
+    if (x.chunks != y.chunks || x.channels != y.channels || x.lane_class != y.lane_class) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Checks that the schedules are those of ranks 0, 1, ... of one call.
+Status CheckTogether(std::span<const Schedule> schedules) {
+  const Schedule& first = schedules[0];
+  for (size_t i = 0; i < schedules.size(); ++i) {
+    const Schedule& schedule = schedules[i];
+    if (schedule.rank != static_cast<int>(i)) {
+      return InternalError(fmt::format("schedule {} is that of rank {}", i, schedule.rank));
+    }
+    if (schedule.nranks != static_cast<int>(schedules.size())) {
+      return InternalError(fmt::format("rank {}: nranks is {}, but there are {} schedules", i,
+                                       schedule.nranks, schedules.size()));
+    }
+    if (schedule.collective != first.collective || schedule.algorithm != first.algorithm ||
+        schedule.root != first.root || !SamePhases(schedule, first)) {
+      return InternalError(fmt::format(
+          "rank {}: collective, algorithm, root or phases differ from those of rank 0", i));
+    }
+  }
+  return Status::Ok();
+}
+
+Result<Proof> Prove(std::span<const Schedule> schedules, int windows, const HostMap* hosts) {
+  if (Status status = CheckTogether(schedules); !status.ok()) return status;
+  for (const Schedule& schedule : schedules) {
+    if (Status status = CheckStructure(schedule); !status.ok()) return status;
+  }
+  const Result<SharedLanes> table = MatchLanes(schedules);
+  if (!table.ok()) return table.status();
+  return RunSymbolically(schedules, *table, windows, hosts);
+}
+
+}  // namespace
+
+int SourceOf(const Schedule& schedule, int chunk) {
+  switch (schedule.collective) {
+    case Collective::kAllGather:
+    case Collective::kGather: return chunk;
+    case Collective::kBroadcast:
+    case Collective::kScatter: return schedule.root;
+    case Collective::kAllToAll: return chunk / schedule.nranks;
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kReduce: break;
+  }
+  return -1;
+}
+
+bool HasInput(const Schedule& schedule, int chunk) {
+  const int source = SourceOf(schedule, chunk);
+  return source < 0 || source == schedule.rank;
+}
+
+bool HasOutput(const Schedule& schedule, const Phase& phase, int chunk) {
+  if (phase.lane_class == LaneClass::kSide) return true;
+  switch (schedule.collective) {
+    case Collective::kReduceScatter:
+    case Collective::kScatter: return chunk == schedule.rank;
+    case Collective::kReduce:
+    case Collective::kGather: return schedule.rank == schedule.root;
+    case Collective::kAllToAll: return chunk % schedule.nranks == schedule.rank;
+    case Collective::kAllReduce:
+    case Collective::kAllGather:
+    case Collective::kBroadcast: break;
+  }
+  return true;
+}
+
+Result<Proof> Validate(std::span<const Schedule> schedules, int windows, const HostMap* hosts) {
+  if (schedules.empty()) return InvalidArgument("Validate: no schedules");
+  if (windows < 1)
+    return InvalidArgument(fmt::format("Validate: windows is {}, not positive", windows));
+  if (hosts != nullptr && hosts->nranks() != static_cast<int>(schedules.size())) {
+    return InvalidArgument(fmt::format("Validate: the hosts are those of {} ranks, not of {}",
+                                       hosts->nranks(), schedules.size()));
+  }
+  Result<Proof> proof = Prove(schedules, windows, hosts);
+  if (proof.ok()) return proof;
+  return Status(proof.status().code(),
+                fmt::format("{}: {}", Title(schedules[0]), proof.status().message()));
+}
 
 }  // namespace inccl
