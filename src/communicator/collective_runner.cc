@@ -170,7 +170,10 @@ Status CollectiveRunner::Begin(const Call& given, Engine* engine) {
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
   if (nranks_ == 1) return RunAlone(call);
-  if (GathersInputs(call, engine, (*plan)->choice)) return GatherInputs(call, signature);
+  const bool long_links = slots_.under_way != 0;
+  if (long_links && GathersInputs(call, engine, (*plan)->choice)) {
+    return GatherInputs(call, signature);
+  }
   return Execute(call, plans, *plan, engine, signature, liveness_);
 }
 

@@ -78,7 +78,7 @@ class CollectiveRunner {
                  WaitObserver* observer);
 
   // Calls that consist of calls (inner_calls.cc).
-  // Whether the ranks of a compressed all-reduce send each other their inputs.
+  // Whether the ranks of a compressed all-reduce over long links send each other their inputs.
   bool GathersInputs(const Call& call, const Engine* engine, const Choice& choice) const;
   Status GatherInputs(const Call& call, uint64_t signature);
   // The ranks of each host add up their elements first.

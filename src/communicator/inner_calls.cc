@@ -67,10 +67,10 @@ void AddStats(const ccl_compression_stats_t& round, ccl_compression_stats_t* sum
 
 bool CollectiveRunner::GathersInputs(const Call& call, const Engine* engine,
                                      const Choice& choice) const {
-  if (slots_.under_way == 0 || call.codec == nullptr || engine != nullptr ||
-      call.residual != nullptr || call.collective != Collective::kAllReduce ||
-      call.count > kMostElements || choice.rule != TunerRule::kModel ||
-      call.codec->side_phases().empty() || call.codec->route().group != 0) {
+  if (call.codec == nullptr || engine != nullptr || call.residual != nullptr ||
+      call.collective != Collective::kAllReduce || call.count > kMostElements ||
+      choice.rule != TunerRule::kModel || call.codec->side_phases().empty() ||
+      call.codec->route().group != 0) {
     return false;
   }
   const Call gather = GatherOf(call);

@@ -68,11 +68,11 @@ MadeCodec MakeBf16Codec(const CodecSpec& spec);      // wire/wire_codec.cc
 MadeCodec MakeFp16Codec(const CodecSpec& spec);      // wire/wire_codec.cc
 MadeCodec MakeFp8Codec(const CodecSpec& spec);       // wire/wire_codec.cc
 MadeCodec MakeMxfp8Codec(const CodecSpec& spec);     // wire/wire_codec.cc
-MadeCodec MakeDitherCodec(const CodecSpec& spec);    // block_code/dither.cc
-MadeCodec MakeOnebitCodec(const CodecSpec& spec);    // block_code/onebit.cc
+MadeCodec MakeDitherCodec(const CodecSpec& spec);    // published/dither.cc
+MadeCodec MakeOnebitCodec(const CodecSpec& spec);    // published/onebit.cc
 MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.cc
-MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // qsgd/qsgd_state.cc
-MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // qsgd/qsgd_state.cc
+MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // published/qsgd.cc
+MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // published/qsgd.cc
 
 }  // namespace inccl
 

@@ -244,11 +244,6 @@ Result<Environment> ApplySettings(const Settings& settings, const char* const* e
     LogOnce(LogLevel::kWarn, fmt::format("{} is set, but is no variable of this library", name));
   }
   for (const VariableInfo& info : VariableTable()) {
-    if (info.old_name != nullptr && settings.Get(info.old_name) != nullptr) {
-      LogOnce(LogLevel::kWarn,
-              fmt::format("{} is now {}; the next version does not read the old name",
-                          info.old_name, info.name));
-    }
     if (const char* value = settings.Get(info.name); value != nullptr) {
       LogOnce(LogLevel::kInfo,
               fmt::format("{} is \"{}\" ({})", info.name, value, settings.Where(info.name)));

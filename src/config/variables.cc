@@ -164,7 +164,7 @@ const Variable kVariables[] = {
     {{"INCCL_NT_STORE_BYTES",
       "results of this size or more that are not in place are written with non-temporal stores; "
       "about half of a last-level cache",
-      "0 to 2^62", "16777216", "bytes", false, "INCCL_STREAM_BYTES"},
+      "0 to 2^62", "16777216", "bytes"},
      [](Text v, Environment* e) { return ParseBytes(v, 0, int64_t{1} << 62, &e->nt_store_bytes); }},
     {{"INCCL_THREADS",
       "threads that share the work of a rank inside one call, the calling thread included; results "
@@ -331,21 +331,16 @@ std::span<const VariableInfo> VariableTable() {
 
 const VariableInfo* FindVariable(std::string_view name) {
   const std::span<const VariableInfo> table = VariableTable();
-  const auto found = std::find_if(table.begin(), table.end(), [&](const VariableInfo& info) {
-    return name == info.name || (info.old_name != nullptr && name == info.old_name);
-  });
+  const auto found = std::find_if(table.begin(), table.end(),
+                                  [&](const VariableInfo& info) { return name == info.name; });
   return found == table.end() ? nullptr : &*found;
 }
 
 Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
   Environment env;
   for (const Variable& variable : kVariables) {
-    const char* name = variable.info.name;
-    const char* value = get(name);
-    if (value == nullptr && variable.info.old_name != nullptr) {
-      name = variable.info.old_name;
-      value = get(name);
-    }
+    const char* const name = variable.info.name;
+    const char* const value = get(name);
     if (value == nullptr || *value == '\0') continue;
     const std::string_view type = variable.info.type;
     const bool literal = type == "text" || type == "path";

@@ -87,10 +87,9 @@ struct VariableInfo {
   const char* type;  // "flag", "integer", "bytes", "list", ...; blanks count in "text" and "path"
   // The value differs between processes, so files that several processes read must not set it.
   bool environment_only = false;
-  const char* old_name = nullptr;  // still read, with a warning, until the next version
 };
 std::span<const VariableInfo> VariableTable();
-// Finds a variable by its name or old name; nullptr if the library has none of that name.
+// Finds a variable by its name; nullptr if the library has none of that name.
 const VariableInfo* FindVariable(std::string_view name);
 
 // Reads all variables. At the first bad one a kInvalidArgument names the variable, where it is set

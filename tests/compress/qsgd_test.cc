@@ -2,6 +2,8 @@
 //
 // qsgd and qsgd_ms against their definition: unbiased codes on the scale of the window's largest
 // magnitude, exact sums with room for all ranks.
+#include "compress/published/qsgd.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +16,6 @@
 #include "compress/codec_world.h"
 #include "compress/hbi_driver.h"
 #include "compress/kernels/convert.h"
-#include "compress/qsgd/qsgd_state.h"
 #include "support/seed.h"
 
 namespace inccl::test {

@@ -313,21 +313,5 @@ TEST_F(ConfigFilesTest, TheLogTellsEverythingOnce) {
                        "INFO INCCL_CHANNELS is \"x\" (environment)"}));
 }
 
-TEST_F(ConfigFilesTest, AnOldNameIsReadWithAWarning) {
-  const std::string log = (root_ / "log").string();
-  Write("system", "INCCL_DEBUG_FILE=" + log + "\nINCCL_STREAM_BYTES=4097\n");
-  const Result<Environment> env = ApplySettings(*Load(), nullptr);
-  ASSERT_TRUE(env.ok()) << env.status().message();
-  EXPECT_EQ(env->nt_store_bytes, 4097);
-  ASSERT_TRUE(ConfigureLog(LogLevel::kNone, kDefaultLogSubsystems, "").ok());
-  std::ifstream in(log);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) {
-    lines.push_back(line.substr(line.find(" inccl ") + 7));
-  }
-  EXPECT_EQ(lines, std::vector<std::string>{"WARN INCCL_STREAM_BYTES is now INCCL_NT_STORE_BYTES; "
-                                            "the next version does not read the old name"});
-}
-
 }  // namespace
 }  // namespace inccl::test

@@ -336,23 +336,6 @@ TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {
   EXPECT_EQ(Refusal({{"INCCL_UCX_TLS", "sysv,posix,tcpx"}}), "accepted");
 }
 
-// INCCL_NT_STORE_BYTES is read by its old name, too; config_files_test.cc tests the warning.
-TEST(EnvTest, AnOldNameIsReadBehindTheNewOne) {
-  Result<Environment> env = Read({{"INCCL_STREAM_BYTES", "4097"}});
-  ASSERT_TRUE(env.ok()) << env.status().message();
-  EXPECT_EQ(env->nt_store_bytes, 4097);
-  env = Read({{"INCCL_STREAM_BYTES", "4097"}, {"INCCL_NT_STORE_BYTES", "5"}});
-  ASSERT_TRUE(env.ok()) << env.status().message();
-  EXPECT_EQ(env->nt_store_bytes, 5);
-  EXPECT_EQ(Refusal({{"INCCL_STREAM_BYTES", "-1"}}),
-            "INCCL_STREAM_BYTES: \"-1\" is no number of bytes; it takes 0 to 2^62");
-  const VariableInfo* const found = FindVariable("INCCL_STREAM_BYTES");
-  ASSERT_NE(found, nullptr);
-  EXPECT_STREQ(found->name, "INCCL_NT_STORE_BYTES");
-  const char* const environment[] = {"INCCL_STREAM_BYTES=4097", nullptr};
-  EXPECT_TRUE(UnknownVariables(environment).empty());
-}
-
 TEST(EnvTest, UnknownNamesAreListed) {
   const char* const environment[] = {"PATH=/bin",         "INCCL_ALGO=ring",    "INCCL_CHANELS=2",
                                      "INCCL_TEST_SEED=1", "INCCL_LIBRARY=/x",   "NCCL_DEBUG=INFO",

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <utility>
 
-#include "compress/block_code/block_code.h"
 #include "compress/codecs.h"
 #include "compress/kernels/onebit_kernels.h"
+#include "compress/published/block_code.h"
 
 namespace inccl {
 namespace {

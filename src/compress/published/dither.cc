@@ -14,11 +14,11 @@
 #include <utility>
 
 #include "compress/bit_fields.h"
-#include "compress/block_code/block_code.h"
 #include "compress/codecs.h"
 #include "compress/kernels/dither_kernels.h"
 #include "compress/kernels/qsgd_kernels.h"
-#include "compress/qsgd/qsgd_state.h"
+#include "compress/published/block_code.h"
+#include "compress/published/qsgd.h"
 
 namespace inccl {
 namespace {

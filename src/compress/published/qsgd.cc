@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compress/qsgd/qsgd_state.h"
+#include "compress/published/qsgd.h"
 
 #include <fmt/format.h>
 

@@ -10,8 +10,8 @@
 // same bytes. While partial sums are lists, these do not depend on the algorithm. The result of a
 // reduce-scatter exists once and is not encoded. An average multiplies contributions by 1/n (fp32)
 // before it encodes them.
-#ifndef INCCL_COMPRESS_BLOCK_CODE_BLOCK_CODE_H_
-#define INCCL_COMPRESS_BLOCK_CODE_BLOCK_CODE_H_
+#ifndef INCCL_COMPRESS_PUBLISHED_BLOCK_CODE_H_
+#define INCCL_COMPRESS_PUBLISHED_BLOCK_CODE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -79,4 +79,4 @@ std::unique_ptr<CodecState> NewBlockState(std::shared_ptr<const BlockCode> code)
 
 }  // namespace inccl
 
-#endif  // INCCL_COMPRESS_BLOCK_CODE_BLOCK_CODE_H_
+#endif  // INCCL_COMPRESS_PUBLISHED_BLOCK_CODE_H_

@@ -3,8 +3,8 @@
 // The options of a quantizer of the family QSGDMaxNorm: "Unbiased Single-scale and Multi-scale
 // Quantizers for Distributed Optimization" (arXiv 2109.12497). docs/codecs.md lists the
 // differences.
-#ifndef INCCL_COMPRESS_QSGD_QSGD_STATE_H_
-#define INCCL_COMPRESS_QSGD_QSGD_STATE_H_
+#ifndef INCCL_COMPRESS_PUBLISHED_QSGD_H_
+#define INCCL_COMPRESS_PUBLISHED_QSGD_H_
 
 #include <algorithm>
 #include <bit>
@@ -162,4 +162,4 @@ Status State::ForEachPart(const Range& range, const Body& body) const {
 
 }  // namespace inccl::qsgd
 
-#endif  // INCCL_COMPRESS_QSGD_QSGD_STATE_H_
+#endif  // INCCL_COMPRESS_PUBLISHED_QSGD_H_

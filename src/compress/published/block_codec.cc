@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "compress/block_code/block_code.h"
 #include "compress/checked_state.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/reduce.h"
+#include "compress/published/block_code.h"
 
 namespace inccl {
 namespace {
