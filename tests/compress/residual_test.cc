@@ -5,10 +5,19 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <vector>
+
+#include "base/rng.h"
+#include "compress/float_types.h"
+#include "compress/kernels/convert.h"
+#include "compress/kernels/feedback.h"
+#include "compress/reduce_targets.h"
+#include "support/seed.h"
 
 namespace inccl {
 namespace {
@@ -161,6 +170,109 @@ TEST(ResidualTest, WhatIsNotFiniteCountsAsZero) {
   Commit(&residual,
          {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 2}, 1);
   EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{0, 0, 2}));
+}
+
+// Element by element, with the scalar conversions of float_types.h.
+class PlainFeedback {
+ public:
+  PlainFeedback(const Corrected& sums, const float* sent, float keep)
+      : sums_(sums), sent_(sent), keep_(keep) {}
+
+  float Sum(size_t i) const { return At(sums_.type, sums_.x, i) + Scaled(i); }
+  float Error(size_t i) const {
+    const float error = sent_ == nullptr ? Sum(i) : Sum(i) - sent_[i];
+    const float finite = std::isfinite(error) ? error : 0.0f;
+    if (keep_ == 0) return finite;
+    const float kept = keep_ * At(sums_.storage, sums_.residual, i);
+    const float added = (1 - keep_) * finite;
+    return kept + added;
+  }
+  static float At(DataType type, const void* data, size_t i) {
+    if (type == DataType::kFloat32) return static_cast<const float*>(data)[i];
+    const uint16_t code = static_cast<const uint16_t*>(data)[i];
+    return type == DataType::kBfloat16 ? Bf16::Decode(code) : Fp16::Decode(code);
+  }
+  // The bits of a value in memory.
+  static uint32_t Bits(DataType type, float value) {
+    if (type == DataType::kFloat32) return std::bit_cast<uint32_t>(value);
+    return type == DataType::kBfloat16 ? Bf16::Encode(value) : Fp16::Encode(value);
+  }
+  static uint32_t BitsAt(DataType type, const std::vector<std::byte>& data, size_t i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, data.data() + i * SizeOf(type), SizeOf(type));
+    return bits;
+  }
+
+ private:
+  float Scaled(size_t i) const { return sums_.scale * At(sums_.storage, sums_.residual, i); }
+  const Corrected& sums_;
+  const float* const sent_;
+  const float keep_;
+};
+
+TEST(FeedbackKernels, EqualPlainLoopsOnEveryTarget) {
+  constexpr size_t kMost = 77;
+  Rng rng(test::TestSeed());
+  const auto drawn = [&](DataType type, bool finite) {
+    std::vector<float> values(kMost);
+    for (size_t i = 0; i < kMost; ++i) {
+      const uint64_t bits = rng.Next();
+      values[i] = std::bit_cast<float>(static_cast<uint32_t>(bits));
+      if (bits >> 63 != 0) values[i] = std::ldexp(1.0f + static_cast<float>(i), -20);
+      if (finite && !std::isfinite(values[i])) values[i] = 0.5f;
+    }
+    std::vector<std::byte> bytes(kMost * SizeOf(type));
+    FromFloat(type, values.data(), bytes.data(), kMost);
+    return bytes;
+  };
+  for (const int64_t target : test::Targets()) {
+    const test::ScopedTarget scoped(target);
+    for (const DataType type : {DataType::kFloat32, DataType::kFloat16, DataType::kBfloat16}) {
+      for (const DataType storage : {DataType::kFloat32, DataType::kBfloat16}) {
+        for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{64}, kMost}) {
+          const std::vector<std::byte> x = drawn(type, false), residual = drawn(storage, true);
+          const std::vector<std::byte> sent_bytes = drawn(DataType::kFloat32, true);
+          const auto* const sent = reinterpret_cast<const float*>(sent_bytes.data());
+          for (const float scale : {1.0f, 0.3f}) {
+            const Corrected sums{type, x.data(), storage, residual.data(), scale};
+            std::vector<std::byte> out(kMost * SizeOf(type), std::byte{0x5A});
+            AddResidual(sums, out.data(), n);
+            const PlainFeedback plain(sums, nullptr, 0);
+            for (size_t i = 0; i < kMost; ++i) {
+              const uint32_t got = PlainFeedback::BitsAt(type, out, i);
+              const bool nan = i < n && std::isnan(plain.Sum(i));
+              if (nan) {
+                EXPECT_TRUE(std::isnan(PlainFeedback::At(type, out.data(), i)));
+                continue;
+              }
+              const uint32_t untouched = type == DataType::kFloat32 ? 0x5A5A5A5A : 0x5A5A;
+              ASSERT_EQ(got, i < n ? PlainFeedback::Bits(type, plain.Sum(i)) : untouched)
+                  << hwy::TargetName(target) << " " << Name(type) << " " << n << " " << i;
+            }
+            for (const float keep : {0.0f, 0.25f}) {
+              for (const float* const from : {sent, static_cast<const float*>(nullptr)}) {
+                std::vector<std::byte> next(kMost * SizeOf(storage), std::byte{0x5A});
+                StoreErrors(sums, from, keep, next.data(), n);
+                const PlainFeedback errors(sums, from, keep);
+                const float top = LargestOf(storage);
+                for (size_t i = 0; i < n; ++i) {
+                  const float wanted = std::fmin(std::fmax(errors.Error(i), -top), top);
+                  ASSERT_EQ(PlainFeedback::BitsAt(storage, next, i),
+                            PlainFeedback::Bits(storage, wanted))
+                      << hwy::TargetName(target) << " " << Name(type) << " " << Name(storage) << " "
+                      << keep << " " << i;
+                }
+                const uint32_t untouched = storage == DataType::kFloat32 ? 0x5A5A5A5A : 0x5A5A;
+                for (size_t i = n; i < kMost; ++i) {
+                  ASSERT_EQ(PlainFeedback::BitsAt(storage, next, i), untouched) << i;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

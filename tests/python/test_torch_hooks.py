@@ -166,7 +166,7 @@ def test_rebuilt_buckets(rank, n):
             buckets[-1].append((bucket.index(), bucket.buffer().numel()))
             if len(buckets) == 2 and state.residual:  # the buckets are others now, and begin with what was kept
                 kept = state._kept.of(bucket)
-                values = torch.frombuffer(bytearray(state._kept.residual(kept).save()), dtype=torch.float32)
+                values = torch.frombuffer(bytearray(state._kept.residual(kept, torch.float32).save()), dtype=torch.float32)
                 for name, value in zip(kept.names, values.split(kept.sizes)):
                     assert value.equal(before[1]["residuals"][name]), name
                     carried.add(name)

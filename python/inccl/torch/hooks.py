@@ -279,7 +279,7 @@ def _compressed(state, kept, bucket, group, codec, plain, count):
         together = flat(plain)
         for gradient in plain:
             gradient.zero_()
-    residual = state._kept.residual(kept) if state.residual else None
+    residual = state._kept.residual(kept, buffer.dtype) if state.residual else None
     how, stats = _compression(codec, state.seed, residual)
     kind, stream = TYPES[buffer.dtype], group._stream(buffer)
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "compress/kernels/convert.h"
+#include "compress/kernels/feedback.h"
 
 namespace inccl {
 
@@ -70,12 +71,6 @@ namespace {
 
 constexpr size_t kResidualTile = 1024;
 
-// fp32 storage; the bytes of a vector are aligned for any type.
-const float* Floats(const std::vector<std::byte>& storage) {
-  return reinterpret_cast<const float*>(storage.data());
-}
-float* Floats(std::vector<std::byte>& storage) { return reinterpret_cast<float*>(storage.data()); }
-
 Status InUse() { return InvalidUsage("residual: a call is using it"); }
 
 }  // namespace
@@ -115,12 +110,12 @@ void Residual::End(bool committed, uint64_t operation) {
   taken_.store(false, std::memory_order_release);
 }
 
-void Residual::Load(const std::vector<std::byte>& from, uint64_t first, std::span<float> x) const {
+void Residual::Load(const Bytes& from, uint64_t first, std::span<float> x) const {
   ToFloat(options_.storage, from.data() + first * SizeOf(options_.storage), x.data(), x.size());
 }
 
 // Sums and roundings to the storage's type end at its largest number: a residual stays finite.
-void Residual::Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const {
+void Residual::Store(uint64_t first, std::span<const float> x, Bytes* to) const {
   const float top = LargestOf(options_.storage);
   const size_t size = SizeOf(options_.storage);
   float limited[kResidualTile];
@@ -146,48 +141,27 @@ void Residual::Scaled(uint64_t first, std::span<float> x) const {
   for (float& value : x) value *= scale_;
 }
 
-void Residual::Add(uint64_t first, const float* x, std::span<float> sums) const {
-  float tile[kResidualTile];
-  for (size_t at = 0; at < sums.size(); at += kResidualTile) {
-    const size_t count = std::min(kResidualTile, sums.size() - at);
-    const float* residual = tile;
-    if (options_.storage == DataType::kFloat32) {
-      residual = Floats(current_) + first + at;
-    } else {
-      Load(current_, first + at, {tile, count});
-    }
-    float* const to = sums.data() + at;
-    if (scale_ == 1.0f) {
-      for (size_t i = 0; i < count; ++i) to[i] = x[at + i] + residual[i];
-    } else {
-      for (size_t i = 0; i < count; ++i) to[i] = x[at + i] + scale_ * residual[i];
-    }
-  }
+Corrected Residual::Correction(uint64_t first, DataType type, const void* x, float scale) const {
+  return {.type = type,
+          .x = x,
+          .storage = options_.storage,
+          .residual = current_.data() + first * SizeOf(options_.storage),
+          .scale = scale};
 }
 
-void Residual::SetErrors(uint64_t first, std::span<const float> sums, const float* sent) {
-  constexpr float kLargest = std::numeric_limits<float>::max();
-  const bool in_place = options_.storage == DataType::kFloat32 && options_.keep == 0;
-  float tile[kResidualTile], kept[kResidualTile];
-  for (size_t at = 0; at < sums.size(); at += kResidualTile) {
-    const size_t count = std::min(kResidualTile, sums.size() - at);
-    const float* const of = sums.data() + at;
-    float* const next = in_place ? Floats(pending_) + first + at : tile;
-    const auto finite = [](float error) { return std::fabs(error) <= kLargest ? error : 0.0f; };
-    if (sent == nullptr) {
-      for (size_t i = 0; i < count; ++i) next[i] = finite(of[i]);
-    } else {
-      for (size_t i = 0; i < count; ++i) next[i] = finite(of[i] - sent[at + i]);
-    }
-    if (in_place) continue;
-    if (options_.keep != 0) {
-      Load(current_, first + at, {kept, count});
-      for (size_t i = 0; i < count; ++i) {
-        next[i] = options_.keep * kept[i] + (1 - options_.keep) * next[i];
-      }
-    }
-    Store(first + at, {next, count}, &pending_);
-  }
+void Residual::Add(uint64_t first, DataType type, const void* x, uint64_t count, void* sums) const {
+  AddResidual(Correction(first, type, x, scale_), sums, count);
+}
+
+void Residual::SetErrors(uint64_t first, DataType type, const void* x,
+                         std::span<const float> sent) {
+  StoreErrors(Correction(first, type, x, scale_), sent.data(), options_.keep,
+              pending_.data() + first * SizeOf(options_.storage), sent.size());
+}
+
+void Residual::SetErrors(uint64_t first, std::span<const float> errors) {
+  StoreErrors(Correction(first, DataType::kFloat32, errors.data(), 0), nullptr, options_.keep,
+              pending_.data() + first * SizeOf(options_.storage), errors.size());
 }
 
 template <typename Body>
@@ -246,6 +220,9 @@ Status Residual::Rollback(uint64_t operation) {
 
 namespace {
 
+// Elements whose errors are found at once: what is read and written stays in the nearest caches.
+constexpr uint64_t kPiece = 16 * kSuperblock;
+
 uint64_t Superblocks(uint64_t elements) { return (elements + kSuperblock - 1) / kSuperblock; }
 
 template <typename T>
@@ -280,55 +257,45 @@ uint64_t FeedbackState::FirstOf(const Range& range) const {
   return (segmented ? range.segment * call_.count : 0) + range.first;
 }
 
-void FeedbackState::Correct(const Range& range, const std::byte* elements) {
-  const size_t count = range.count, bytes = count * SizeOf(call_.type);
-  if (own_.size() < count) own_.resize(count);
-  if (corrected_.size() < bytes) corrected_.resize(bytes);
-  if (call_.type == DataType::kFloat64) {
-    const std::span<float> residual{own_.data(), count};
-    residual_->Scaled(FirstOf(range), residual);
-    if (double_sums_.size() < count) double_sums_.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      double_sums_[i] = LoadAs<double>(elements, i) + static_cast<double>(residual[i]);
-    }
-    std::memcpy(corrected_.data(), double_sums_.data(), bytes);
-    return;
+void FeedbackState::Correct(const Range& piece, const std::byte* x, std::byte* sums) {
+  const size_t count = piece.count;
+  if (call_.type != DataType::kFloat64) {
+    return residual_->Add(FirstOf(piece), call_.type, x, count, sums);
   }
-  if (call_.type == DataType::kFloat32) {
-    sums_ = reinterpret_cast<float*>(corrected_.data());
-    residual_->Add(FirstOf(range), reinterpret_cast<const float*>(elements), {sums_, count});
-    return;
+  residual_->Scaled(FirstOf(piece), {own_.data(), count});
+  for (size_t i = 0; i < count; ++i) {
+    const double sum = LoadAs<double>(x, i) + static_cast<double>(own_[i]);
+    std::memcpy(sums + i * sizeof sum, &sum, sizeof sum);
   }
-  if (wide_.size() < count) wide_.resize(count);
-  sums_ = wide_.data();
-  ToFloat(call_.type, elements, sums_, count);
-  residual_->Add(FirstOf(range), sums_, {sums_, count});
-  FromFloat(call_.type, sums_, corrected_.data(), count);
 }
 
-Status FeedbackState::Account(const Range& range) {
+Status FeedbackState::SetErrors(const Range& piece, const std::byte* x, const std::byte* sums) {
+  const size_t count = piece.count;
+  const Result<bool> own = codec_->Own(piece, sums, own_.data());
+  if (!own.ok()) return own.status();
+  if (call_.type != DataType::kFloat64) {
+    if (!*own) ToFloat(call_.type, sums, own_.data(), count);
+    residual_->SetErrors(FirstOf(piece), call_.type, x, {own_.data(), count});
+    return Status::Ok();
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const double sum = LoadAs<double>(sums, i);
+    own_[i] = *own ? static_cast<float>(sum - static_cast<double>(own_[i])) : 0.0f;
+  }
+  residual_->SetErrors(FirstOf(piece), {own_.data(), count});
+  return Status::Ok();
+}
+
+bool FeedbackState::Account(const Range& range) {
   const uint64_t first =
       (call_.collective == Collective::kReduceScatter ? range.segment * superblocks_ : 0) +
       range.first / kSuperblock;
   const auto begin = accounted_.begin() + static_cast<std::ptrdiff_t>(first);
   const auto end = begin + static_cast<std::ptrdiff_t>(Superblocks(range.count));
   const auto known = static_cast<uint64_t>(std::count(begin, end, 1));
-  if (known == static_cast<uint64_t>(end - begin)) return Status::Ok();
-  const size_t count = range.count;
-  Result<bool> own = codec_->Own(range, corrected_.data(), own_.data());
-  if (!own.ok()) return own.status();
-  if (call_.type == DataType::kFloat64) {
-    for (size_t i = 0; i < count; ++i) {
-      own_[i] = *own ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i])) : 0.0f;
-    }
-    residual_->SetErrors(FirstOf(range), {own_.data(), count});
-  } else {
-    if (!*own) ToFloat(call_.type, corrected_.data(), own_.data(), count);
-    residual_->SetErrors(FirstOf(range), {sums_, count}, own_.data());
-  }
   std::fill(begin, end, 1);
   missing_ -= static_cast<uint64_t>(end - begin) - known;
-  return Status::Ok();
+  return known < static_cast<uint64_t>(end - begin);
 }
 
 Status FeedbackState::Combine(const Range& range, std::span<const Term> inputs,
@@ -337,12 +304,24 @@ Status FeedbackState::Combine(const Range& range, std::span<const Term> inputs,
     return input.format.form == Form::kInput;
   });
   if (own == inputs.end() || range.count == 0) return codec_->Combine(range, inputs, outputs);
-  Correct(range, own->data);
+  const size_t size = SizeOf(call_.type);
+  if (corrected_.size() < range.count * size) corrected_.resize(range.count * size);
+  own_.resize(kPiece);
+  // Before the codec, which may write its result over the input.
+  const bool account = outputs[0].format.form != Form::kSide && Account(range);
+  const uint64_t end = range.first + range.count;
+  for (Range piece = range; piece.first < end; piece.first += kPiece) {
+    piece.count = static_cast<uint32_t>(std::min<uint64_t>(kPiece, end - piece.first));
+    const size_t at = (piece.first - range.first) * size;
+    Correct(piece, own->data + at, corrected_.data() + at);
+    if (!account) continue;
+    if (Status status = SetErrors(piece, own->data + at, corrected_.data() + at); !status.ok()) {
+      return status;
+    }
+  }
   inputs_.assign(inputs.begin(), inputs.end());
   inputs_[static_cast<size_t>(own - inputs.begin())].data = corrected_.data();
-  Status status = codec_->Combine(range, inputs_, outputs);
-  if (!status.ok() || outputs[0].format.form == Form::kSide) return status;
-  return Account(range);
+  return codec_->Combine(range, inputs_, outputs);
 }
 
 Status FeedbackState::CheckComplete() const {
@@ -354,24 +333,26 @@ Status FeedbackState::CheckComplete() const {
 void FeedbackState::CombineAlone(const CollectiveArgs& call, const std::byte* input,
                                  std::byte* output, Residual* residual) {
   constexpr size_t kFeedbackTile = 1024;
-  float sums[kFeedbackTile], sent[kFeedbackTile];
+  float sent[kFeedbackTile];
   const size_t size = SizeOf(call.type);
   for (uint64_t at = 0; at < call.count; at += kFeedbackTile) {
     const auto count = static_cast<size_t>(std::min<uint64_t>(kFeedbackTile, call.count - at));
     if (call.type == DataType::kFloat64) {
-      residual->Scaled(at, {sums, count});
+      residual->Scaled(at, {sent, count});
       for (size_t i = 0; i < count; ++i) {
-        const double exact = LoadAs<double>(input + at * size, i) + static_cast<double>(sums[i]);
+        const double exact = LoadAs<double>(input + at * size, i) + static_cast<double>(sent[i]);
         std::memcpy(output + (at + i) * size, &exact, size);
       }
-      std::copy_n(sums, count, sent);
-    } else {
-      ToFloat(call.type, input + at * size, sums, count);
-      residual->Add(at, sums, {sums, count});
-      FromFloat(call.type, sums, output + at * size, count);
-      ToFloat(call.type, output + at * size, sent, count);
+      std::fill_n(sent, count, 0.0f);
+      residual->SetErrors(at, {sent, count});
+      continue;
     }
-    residual->SetErrors(at, {sums, count}, sent);
+    // In place the sums take the place of the input.
+    std::byte input_tile[kFeedbackTile * sizeof(float)];
+    std::memcpy(input_tile, input + at * size, count * size);
+    residual->Add(at, call.type, input_tile, count, output + at * size);
+    ToFloat(call.type, output + at * size, sent, count);
+    residual->SetErrors(at, call.type, input_tile, {sent, count});
   }
 }
 

@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"
+#include "compress/kernels/feedback.h"
 
 namespace inccl {
 
@@ -94,12 +95,13 @@ class Residual {
   void End(bool committed, uint64_t operation);
   // For the call: scale * residual of elements [first, first + x.size()).
   void Scaled(uint64_t first, std::span<float> x) const;
-  // For the call: sums[i] = x[i] + scale * residual of element first + i. x and sums may be the
-  // same.
-  void Add(uint64_t first, const float* x, std::span<float> sums) const;
-  // For the call: sets the pending residual of these elements from the errors sums[i] - sent[i],
-  // without `sent` sums[i]; one that is not finite counts as 0.
-  void SetErrors(uint64_t first, std::span<const float> sums, const float* sent = nullptr);
+  // For the call: sums[i] = x[i] + scale * residual of element first + i. x is of `type`: fp32,
+  // fp16 or bf16, as are the sums.
+  void Add(uint64_t first, DataType type, const void* x, uint64_t count, void* sums) const;
+  // For the call: sets the pending residual of these elements from their errors: what Add makes of
+  // x, before it is rounded to `type`, minus `sent`. One that is not finite counts as 0.
+  void SetErrors(uint64_t first, DataType type, const void* x, std::span<const float> sent);
+  void SetErrors(uint64_t first, std::span<const float> errors);
   // For the call, of totals that this rank alone encodes (TotalFeedback), by superblock.
   void CorrectTotal(uint64_t superblock, float factor, std::span<float> sum) const {
     totals_.AddTo(superblock, factor * scale_, sum);
@@ -120,19 +122,21 @@ class Residual {
   Status Rollback(uint64_t operation);
 
  private:
+  using Bytes = std::vector<std::byte>;
   // Runs `body` while no call uses the residual.
   template <typename Body>
   Status WhileUnused(const Body& body);
   Status CheckCount(size_t count) const;
   void AddToContributions(uint64_t first, std::span<const float> errors);
-  void Load(const std::vector<std::byte>& from, uint64_t first, std::span<float> x) const;
-  void Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const;
+  Corrected Correction(uint64_t first, DataType type, const void* x, float scale) const;
+  void Load(const Bytes& from, uint64_t first, std::span<float> x) const;
+  void Store(uint64_t first, std::span<const float> x, Bytes* to) const;
 
   const uint64_t count_;
   const ResidualOptions options_;
   float scale_ = 1;
   // The residual, its state before the last committed call, and what the call in progress writes.
-  std::vector<std::byte> current_, former_, pending_;
+  Bytes current_, former_, pending_;
   TotalResidual totals_;
   uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
   std::atomic<bool> taken_{false};
@@ -191,10 +195,12 @@ class FeedbackState final : public CodecState, private TotalFeedback {
                            Residual* residual);
 
  private:
-  // Sets corrected_ for this range, whose input is `elements`.
-  void Correct(const Range& range, const std::byte* elements);
-  // Sets the pending residual of the superblocks of this range that have none yet.
-  Status Account(const Range& range);
+  // sums = x + scaled residual, of a piece of a range.
+  void Correct(const Range& piece, const std::byte* x, std::byte* sums);
+  // Sets the pending residual of the piece.
+  Status SetErrors(const Range& piece, const std::byte* x, const std::byte* sums);
+  // Marks the superblocks of this range; false if all of them had a pending residual already.
+  bool Account(const Range& range);
   void Correct(const Range& part, float factor, float* sum) override {
     residual_->CorrectTotal(part.first / kSuperblock, factor, {sum, part.count});
   }
@@ -210,13 +216,10 @@ class FeedbackState final : public CodecState, private TotalFeedback {
   uint64_t superblocks_ = 0;        // of a segment
   std::vector<uint8_t> accounted_;  // by segment and superblock
   uint64_t missing_ = 0;            // superblocks without a pending residual
-  // Of the current Combine: its inputs; input + scaled residual in fp32, and in the call's type,
-  // which the codec reads (fp32: the same memory); what that counts as.
+  // Of the current Combine: its inputs; the sums of its elements and the scaled residual, in the
+  // call's type, which the codec reads; what a piece of them counts as.
   std::vector<Term> inputs_;
-  float* sums_ = nullptr;
   std::vector<std::byte> corrected_;
-  std::vector<float> wide_;          // fp16, bf16: sums_
-  std::vector<double> double_sums_;  // fp64: instead of sums_
   std::vector<float> own_;
 };
 
