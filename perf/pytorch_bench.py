@@ -30,7 +30,8 @@ def rank_main(rank, options, store):
         plain = torch.randn(length // dtype.itemsize, generator=torch.Generator().manual_seed(rank)).to(dtype)
         ours = inccl.torch.empty(plain.numel(), dtype=dtype)
         ours.copy_(plain)
-        gradients, residual = plain.clone(), inccl.Residual(plain.numel())
+        storage = inccl.DataType.FLOAT32 if dtype.itemsize > 2 else inccl.DataType.BFLOAT16  # as the hooks have it
+        gradients, residual = plain.clone(), inccl.Residual(plain.numel(), storage=storage)
         kinds = {
             "gloo": lambda: dist.all_reduce(plain, dist.ReduceOp.MAX, group=gloo),
             "inccl": lambda: dist.all_reduce(plain, dist.ReduceOp.MAX),

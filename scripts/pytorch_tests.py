@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps docs/pytorch-tests.md: which tests of PyTorch's distributed_test.py the backend passes.
+"""Keeps docs/measurements/pytorch-tests.md: which tests of PyTorch's distributed_test.py the backend passes.
 
 usage: pytorch_tests.py [--write | --sample] [--results DIR]
 
@@ -20,7 +20,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "pytorch-tests.md"
+DOCUMENT = ROOT / "docs/measurements/pytorch-tests.md"
 RANKS = 4
 # Run: (in the table, options of pytorch_suite.py)
 RUNS = {
@@ -86,7 +86,7 @@ def document(all_outcomes, version):
         "# PyTorch's own tests", "",
         f"PyTorch's wheel has the tests of its backends, `distributed_test.py`. This page says what they do with {RANKS} ranks and "
         f"PyTorch {version}",
-        "on a machine without a GPU. [scripts/pytorch_tests.py](scripts.md) writes it, and `tools/check.sh --long` compares it with a new",
+        "on a machine without a GPU. [scripts/pytorch_tests.py](../scripts.md) writes it, and `tools/check.sh --long` compares it with a new",
         "run of all of them. Where `.venv` has PyTorch, every run of the tests includes a sample of those that pass.", "",
         "Many of the tests run only for backends that PyTorch knows by name. `tests/python/pytorch_suite.py --pretend NAME` gives the",
         "backend such a name.", "",

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/reliability.md: the scorecard, row by row, from what the tests have shown.
 
-usage: reliability_report.py [--check] [-o FILE] RESULTS_DIR...
+usage: reliability_report.py [--check | --tests] [-o FILE] RESULTS_DIR...
 
 RESULTS_DIR holds the XML of GoogleTest programs (build/release/results after ctest, build/release/results_rdma after
 tests/rdma/soft_roce.sh --long). A test belongs to a row by its
 properties `row` and `transport` (tests/faults), or because tests/faults/scorecard.json names it. Score of a row: 2 if
 every transport of this version to which it applies has a test and all of them passed, 1 if at least one has, 0 otherwise.
+--tests writes nothing and prints the tests of each row.
 --check writes nothing; exit status 1 if a test of a row failed or a pattern of the scorecard matches no test.
 """
 import argparse
@@ -146,18 +147,17 @@ def write(card, rows, soft_roce, out):
         columns = [cell_text(row, cells, t, present) for t in card["transports"]]
         lines.append(f"| {row['row']} | {row['fault']} | {row['required']} | {row['limit']} | " + " | ".join(columns) +
                      f" | {'-' if rating is None else rating} |")
-    lines += ["", "## Tests", ""]
+    lines += ["", "With `--tests` the script prints the tests of each row, with the time that each took."]
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def list_tests(card, rows):
+    """Prints the tests of each row."""
     for row in card["rows"]:
-        cells = rows.get(row["row"], {})
-        lines.append(f"**{row['row']}. {row['fault']}**")
-        lines.append("")
-        if not cells:
-            lines += ["No test.", ""]
-            continue
-        for transport, tests in cells.items():
-            lines += [f"- {transport}: {describe(test)}" for test in tests]
-        lines.append("")
-    out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        print(f"{row['row']}. {row['fault']}")
+        for transport, tests in rows.get(row["row"], {}).items():
+            for test in tests:
+                print(f"  {transport}: {describe(test)}")
 
 
 def main():
@@ -165,6 +165,7 @@ def main():
     parser.add_argument("results", nargs="+")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=SOURCE / "docs/reliability.md")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--tests", action="store_true")
     arguments = parser.parse_args()
     card = json.loads((SOURCE / "tests/faults/scorecard.json").read_text(encoding="utf-8"))
     tests = read_results(arguments.results)
@@ -177,7 +178,9 @@ def main():
               if not t["passed"]}
     for name in sorted(failed):
         print(f"failed: {name}", file=sys.stderr)
-    if not arguments.check:
+    if arguments.tests:
+        list_tests(card, rows)
+    elif not arguments.check:
         write(card, rows, any("results_rdma" in path for path in arguments.results), arguments.output)
     sys.exit(1 if arguments.check and (unmatched or failed) else 0)
 
