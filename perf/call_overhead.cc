@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a communicator and a call cost beside moving bytes: creation, memory, the first call against
-// the second, and the time of a call's checks, tuner and schedule. docs/call-overhead.md is the
+// the second, and the time of a call's checks, tuner and schedule. docs/scripts.md is the
 // manual.
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -175,7 +175,7 @@ int OverheadMain(const Options& options) {
 int Main(int argc, char** argv) {
   Options options;
   options.measure.codecs = {"none", "hbi:bits=6"};
-  CLI::App app("What a communicator and a call cost. Manual: docs/call-overhead.md");
+  CLI::App app("What a communicator and a call cost. Manual: docs/scripts.md");
   app.add_option("--ranks", options.ranks, "processes")->check(CLI::Range(2, 64));
   app.add_option("--rounds", options.rounds, "repetitions")->check(CLI::Range(1, 1000));
   app.add_option("--bytes", options.sizes, "of the first and second calls")->delimiter(',');

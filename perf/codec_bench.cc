@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// codec_bench (docs/codec-bench.md): every kernel of src/compress/kernels on every instruction set
+// codec_bench (docs/scripts.md): every kernel of src/compress/kernels on every instruction set
 // of this processor, beside memcpy and the sum of fp32, with Google Benchmark; or, with
 // --instructions, how many instructions each takes per element, and whether that is within its
 // goal;

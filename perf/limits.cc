@@ -121,7 +121,7 @@ int LimitsMain(LimitOptions options) {
 
 int Main(int argc, char** argv) {
   LimitOptions options;
-  CLI::App app("Streaming limit of this host for 1..N processes. Manual: docs/inccl-limits.md");
+  CLI::App app("Streaming limit of this host for 1..N processes. Manual: docs/tools.md");
   app.add_option("--bytes", options.bytes, "bytes that every process copies");
   app.add_option("-n,--iters", options.iterations, "timed copies")->check(CLI::Range(1, 1000000));
   app.add_option("--max-processes", options.max_processes, "up to so many")

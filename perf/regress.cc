@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Compares runs of the benchmarks with saved ones, by their ratio to the streaming limit.
-// docs/regress.md is the manual.
+// docs/scripts.md is the manual.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -54,7 +54,7 @@ int RegressMain(const std::vector<std::string>& saved_files,
 int Main(int argc, char** argv) {
   std::vector<std::string> saved, now;
   double percent = 20;
-  CLI::App app("Compares runs of the benchmarks with saved ones. Manual: docs/regress.md");
+  CLI::App app("Compares runs of the benchmarks with saved ones. Manual: docs/scripts.md");
   app.add_option("--saved", saved, "files of the saved runs")->required();
   app.add_option("--new", now, "files of the runs to be judged")->required();
   app.add_option("--tolerance", percent, "percent by which a case may be slower")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // inccl-doctor: whether a program that is linked against NCCL runs on inccl
-// (docs/inccl-doctor.md). Exit status: 0; 1 if something is to be done; 2 command line; 3 if the
+// (docs/tools.md). Exit status: 0; 1 if something is to be done; 2 command line; 3 if the
 // output cannot be written.
 #include <fmt/format.h>
 
@@ -33,7 +33,7 @@ int Run(int argc, char** argv) {
   int pid = 0;
   CLI::App app(
       "Whether a program that is linked against NCCL runs on inccl, and what to do. Manual: "
-      "docs/inccl-doctor.md");
+      "docs/tools.md");
   app.set_version_flag("--version", fmt::format("inccl {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
   app.add_option("program", program, "a program or library: which libnccl.so.2 it would load");
   app.add_option("--pid", pid, "a running process: which libnccl.so.2 it has loaded")

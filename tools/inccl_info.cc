@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // inccl-info: what this library is, what it finds here, how it is configured, and what a call would
-// do (docs/inccl-info.md). Exit status: 0; 1 if the configuration is in error; 2 command line; 3 if
+// do (docs/tools.md). Exit status: 0; 1 if the configuration is in error; 2 command line; 3 if
 // the output cannot be written.
 #include <fmt/format.h>
 
@@ -205,7 +205,7 @@ void AddOptions(CLI::App* app, Options* options) {
 
 int Run(int argc, char** argv) {
   Options options;
-  CLI::App app("What the inccl library is, finds and would do. Manual: docs/inccl-info.md");
+  CLI::App app("What the inccl library is, finds and would do. Manual: docs/tools.md");
   app.set_version_flag("--version", fmt::format("inccl {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
   AddOptions(&app, &options);
   try {

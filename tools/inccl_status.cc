@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // inccl-status: what the communicators of this user's processes on this host do
-// (docs/inccl-status.md). Exit status: 0; 1 if there is no communicator; 2 command line; 3 if
+// (docs/tools.md). Exit status: 0; 1 if there is no communicator; 2 command line; 3 if
 // the output cannot be written.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -82,7 +82,7 @@ int Run(int argc, char** argv) {
   Options options;
   CLI::App app(
       "What the communicators of this user's processes on this host do, and which rank they wait "
-      "for. Manual: docs/inccl-status.md");
+      "for. Manual: docs/tools.md");
   app.set_version_flag("--version", fmt::format("inccl {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
   app.add_flag("--json", options.json, "JSON instead of text");
   app.add_flag("--connections", options.connections, "what the kernel counts on each connection");

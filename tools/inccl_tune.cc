@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Measures on this machine which algorithm is the fastest for which call, or over a network the
-// constants of the cost model, and writes the tuner's table. docs/inccl-tune.md is the manual.
+// constants of the cost model, and writes the tuner's table. docs/tools.md is the manual.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -186,7 +186,7 @@ int TuneMain(Options options, const std::string& command) {
 int Main(int argc, char** argv) {
   Options options;
   options.tune.codec = "hbi:bits=6";
-  CLI::App app("Measures which algorithms are the fastest here. Manual: docs/inccl-tune.md");
+  CLI::App app("Measures which algorithms are the fastest here. Manual: docs/tools.md");
   app.add_option("-o,--output", options.output, "file for the table; default: standard output");
   app.add_option("--ranks", options.ranks, "numbers of processes, 2..4096, ascending")
       ->delimiter(',')

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// inccl-accuracy (docs/inccl-accuracy.md): what compression costs in accuracy. For each data set
+// inccl-accuracy (docs/tools.md): what compression costs in accuracy. For each data set
 // and number of ranks it takes the sum over the ranks with codecs of the library (the ranks are
 // threads of this process and use the public C API), with a bf16 ring and with an MXFP8 ring, and
 // compares each with the sum in double precision; or it holds the library to what docs/accuracy.md
@@ -319,7 +319,7 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app(
       "Accuracy of compressed sums beside bf16 and MXFP8 rings, against the exact sum. "
-      "Manual: docs/inccl-accuracy.md");
+      "Manual: docs/tools.md");
   AddOptions(&app, &options);
   try {
     app.parse(argc, argv);

@@ -27,7 +27,7 @@ struct KernelCase {
   // instruction set in use (compress/simd.h).
   std::function<void(uint32_t superblocks)> run;
   // Instructions per element for AVX-512, AVX2, and AVX-512 with VBMI where it differs from AVX-512
-  // (docs/codec-bench.md, "Goals").
+  // (docs/scripts.md, "Goals").
   struct Goal {
     double avx512, avx2, vbmi = avx512;
   };

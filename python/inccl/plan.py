@@ -3,7 +3,7 @@
 
 A trace (inccl.torch.Recorder writes it) says when each bucket was ready and how long its all-reduce
 took with each codec. The planner chooses a codec per bucket, so that a step takes the shortest time,
-and of the plans that take hardly longer the one with the least error. docs/inccl-plan.md has the
+and of the plans that take hardly longer the one with the least error. docs/tools.md has the
 model.
 """
 import argparse

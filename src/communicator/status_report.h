@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What inccl-status shows of one communicator (docs/inccl-status.md describes the fields).
+// What inccl-status shows of one communicator (docs/tools.md describes the fields).
 #ifndef INCCL_COMMUNICATOR_STATUS_REPORT_H_
 #define INCCL_COMMUNICATOR_STATUS_REPORT_H_
 

@@ -145,7 +145,7 @@ const Variable kVariables[] = {
       "any", "list"},
      [](Text v, Environment* e) { return ParseName(v, &e->algo); }},
     {{"INCCL_TUNER_FILE", "what inccl-tune has measured: the tuner's table; equal on all ranks",
-      "a path (docs/inccl-tune.md)", "none", "path"},
+      "a path (docs/tools.md)", "none", "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->tuner_file); }},
     {{"INCCL_CHANNELS", "independent lanes per pair of ranks", "1 to 32", "1", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 32, &e->channels); }},

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every installed program has a page in docs that names its options, those and no others, and prints what samples show.
+"""Every installed program has a section in docs/tools.md, the benchmarks have a page, which name its options, those and no
+others; and programs print what samples show.
 
 usage: tool_pages_test.py SOURCE_DIR BINARY_DIR PROGRAM...
 PROGRAM: names as installed. A sample is an indented block whose first line is `$ COMMAND`. Every line below it is one of
@@ -14,12 +15,18 @@ import sys
 import tempfile
 
 # Options of other programs that a page mentions; of the page's own program for all others.
-OTHERS = {"perf-tools.md": {"--bind-to", "--mca"}, "inccl-tune.md": {"--explain"}}
+OTHERS = {"perf-tools.md": {"--bind-to", "--mca"}, "inccl-tune": {"--explain"}}
 ALWAYS = {"--help"}
 
 
-def page_of(program):
-    return "perf-tools.md" if program.endswith("-bench") else f"{program}.md"
+def page_of(program, docs):
+    """(name, text)"""
+    if program.endswith("-bench"):
+        return "perf-tools.md", (docs / "perf-tools.md").read_text()
+    for section in (docs / "tools.md").read_text().split("\n## "):
+        if section.split("\n", 1)[0] == program:
+            return program, section
+    return program, ""
 
 
 def file_of(program, binary):
@@ -113,17 +120,17 @@ def main():
         path = file_of(program, binary)
         said = options(subprocess.run([path, "--help"], capture_output=True, text=True,
                                       check=True).stdout)
-        page = source / "docs" / page_of(program)
-        names = named(page.read_text())
+        page, text = page_of(program, source / "docs")
+        names = named(text)
         if len(said) < 4:
             failures.append(f"{program}: only {len(said)} options in its help")
         # A short spelling need not be named where the long one is, and the other way round.
         missing = {o for o in said if o.startswith("--")} - names - ALWAYS
         if missing:
-            failures.append(f"{page.name} does not name {sorted(missing)} of {program}")
-        strange = {o for o in names if o.startswith("--")} - said - OTHERS.get(page.name, set())
+            failures.append(f"{page} does not name {sorted(missing)} of {program}")
+        strange = {o for o in names if o.startswith("--")} - said - OTHERS.get(page, set())
         if strange:
-            failures.append(f"{page.name} names {sorted(strange)}, no option of {program}")
+            failures.append(f"{page} names {sorted(strange)}, no option of {program}")
     count = 0
     with tempfile.TemporaryDirectory(prefix="inccl-pages-") as folder:
         for program in sys.argv[3:]:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What inccl-status makes of the answers of processes (docs/inccl-status.md).
+// What inccl-status makes of the answers of processes (docs/tools.md).
 #ifndef INCCL_TOOLS_STATUS_REPORT_H_
 #define INCCL_TOOLS_STATUS_REPORT_H_
 
