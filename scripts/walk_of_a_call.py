@@ -117,14 +117,21 @@ def main():
     stack = {}
     for depth, name, path in entered[:first + 1]:
         stack = {d: f for d, f in stack.items() if d < depth} | {depth: (name, path)}
-    print("frames at the first slot:")
+    # Of the stack, what a reader steps into: no wrappers of headers, no lambda beside the function that has it.
+    frames = []
     for depth in sorted(stack):
-        print(f"  {stack[depth][0]}  {stack[depth][1]}")
+        name, path = stack[depth]
+        if path.suffix == ".cc" and (not frames or frames[-1] != (name, path)):
+            frames.append((name, path))
+    print("frames at the first slot:")
+    for name, path in frames:
+        print(f"  {name}  {path}")
     for title, part in (("to the first slot", entered[:first + 1]), ("whole call", entered)):
         sources = {path for _, _, path in part if path.suffix == ".cc"}
-        headers = {path for _, _, path in part if path.suffix != ".cc"}
-        print(f"{title}: {len({name for _, name, _ in part})} functions, {len(sources)} .cc files, {len(headers)} headers")
-    print(f"frames: {len(stack)}")
+        named = {(name, path) for _, name, path in part if path.suffix == ".cc"}
+        print(f"{title}: {len(named)} functions of {len(sources)} .cc files, "
+              f"{len({path for _, _, path in part}) - len(sources)} headers")
+    print(f"frames: {len(frames)}")
 
 
 if __name__ == "__main__":

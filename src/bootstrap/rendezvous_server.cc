@@ -508,9 +508,12 @@ bool RendezvousServer::Expire(Time now) {
       }
       return true;
     });
-    // A visitor may hold the meeting itself for longer.
-    if (meeting.over()) meeting.listeners.clear();
-    at = meeting.over() ? meetings_.erase(at) : std::next(at);
+    // A rank that has authenticated to a job may be about to register for its next communicator,
+    // which rank 0 has not opened yet.
+    const bool visited = meeting.options.of_job && at->second.use_count() > 1;
+    const bool ends = meeting.over() && !visited;
+    if (ends) meeting.listeners.clear();  // a visitor may hold the meeting itself for longer
+    at = ends ? meetings_.erase(at) : std::next(at);
   }
   std::erase_if(listeners_, [&](const auto& listener) { return listener.use_count() == 1; });
   for (const std::shared_ptr<Listener>& listener : listeners_) {
@@ -658,7 +661,7 @@ void RendezvousServer::Register(Visitor* visitor, Bytes body) {
                            EncodeError(InvalidUsage(ClaimedTwice(self, registration->record))));
   }
   const auto complete = complete_.find(meeting.options.terms.communicator);
-  if (meeting.over() ||
+  if ((meeting.over() && !meeting.options.of_job) ||
       (complete != complete_.end() && complete->second.contains(registration->number))) {
     return session.Dismiss(MessageKind::kFailed, EncodeError(TooLate()));
   }

@@ -104,8 +104,9 @@ class CollectiveRunner {
   // Whether the output is large enough for non-temporal stores.
   bool TakesNonTemporalOutput(const Call& call) const;
   // Whether slots can be written with non-temporal stores.
-  bool SendsInput(const Call& call, Algorithm algorithm) const;
   bool TakesNonTemporalSlots(Algorithm algorithm) const;
+  // Whether lanes may send elements from the caller's input.
+  bool SendsInput(const Call& call, Algorithm algorithm) const;
   bool AllLanesMulticast() const;
   // Logs the call and why its algorithm was chosen, at level INFO.
   void LogCall(const Call& call, bool below_min_bytes, const Plans& plans,
