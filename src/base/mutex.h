@@ -34,7 +34,7 @@
 // For what the analysis cannot follow; a comment says why.
 #define INCCL_NO_THREAD_SAFETY_ANALYSIS INCCL_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 
-// For the classes of base/mutex.h.
+// For the classes below.
 #define INCCL_CAPABILITY(name) INCCL_THREAD_ATTRIBUTE(capability(name))
 #define INCCL_SCOPED_CAPABILITY INCCL_THREAD_ATTRIBUTE(scoped_lockable)
 #define INCCL_ACQUIRE(...) INCCL_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))

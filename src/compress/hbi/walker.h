@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Iterates over the superblocks of a slice and provides the tiles and buffers in which elements and
-// packed fields are read and written (used by slice.cc and slice.cc).
+// packed fields are read and written (used by slice.cc and parts.cc).
 #ifndef INCCL_COMPRESS_HBI_WALKER_H_
 #define INCCL_COMPRESS_HBI_WALKER_H_
 
