@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads small text files, such as configuration files, as a whole.
+// Reads small text files, such as configuration files, as a whole; escapes untrusted text.
 #ifndef INCCL_BASE_TEXT_H_
 #define INCCL_BASE_TEXT_H_
 

@@ -109,7 +109,6 @@ const char* Name(ReduceOp op);       // "sum", ...
 const char* Name(Collective which);  // "allreduce", "reduce_scatter", ...
 
 // The arguments of one collective on one rank. Whatever needs more of a call derives from it.
-
 struct CollectiveArgs {
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;

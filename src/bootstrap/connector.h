@@ -84,7 +84,6 @@ Status ConnectPeers(ConnectTerms terms, const std::vector<LinkPlan>& plans,
                     std::vector<UniqueFd>* open);
 
 // One connection to a peer while it is being made.
-
 class LinkAttempt {
  public:
   // `terms` outlives the attempt. The higher rank of the pair connects.

@@ -25,7 +25,6 @@
 namespace inccl::bootstrap {
 
 // INCCL_SOCKET_ALLOW: the networks from which listeners accept TCP connections.
-
 class AddressFilter {
  public:
   AddressFilter() = default;  // admits every address
@@ -55,7 +54,6 @@ class AddressFilter {
 namespace inccl {
 
 // At which TCP ports a rank listens, and whose connections it accepts.
-
 struct ListenRules {
   PortRange ports;
   bootstrap::AddressFilter sources;

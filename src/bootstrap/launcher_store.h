@@ -70,7 +70,6 @@ namespace inccl::bootstrap {
 // The store of PMI version 1: lines of text over a socket to the launcher (PMI_FD), as MPICH's
 // Hydra has it, also of MVAPICH and Intel MPI, and Slurm with --mpi=pmi2. A value is visible to the
 // other ranks after a barrier of all ranks.
-
 class PmiStore final : public LauncherStore {
  public:
   // `fd` belongs to the process; an MPI library may use it, too, at other times. `begin`: whether

@@ -23,7 +23,6 @@ namespace inccl {
 // all pairs have one. Above it the ranks form a ring with shortcuts: each rank has a connection
 // with the ranks at distances of powers of two in both directions, and with all ranks of its host,
 // since descriptors of shared memory travel over them. Equal on all ranks.
-
 class ControlGraph {
  public:
   static constexpr int kAllPairs = 64;  // the default of INCCL_CONTROL_ALL_PAIRS

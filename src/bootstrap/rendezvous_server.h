@@ -71,7 +71,6 @@ struct Session {
 // sends "go" when every rank has all it needs. It
 // reports a failure to every rank that is connected and to those that come later. The server
 // (rendezvous_server.h) owns the connections, and calls it in its thread.
-
 struct RootOptions {
   Time lifetime = 240 * kSecond;  // from the first registration on
   // The ranks come at once or never: late ones learn of a failure only for a short time.

@@ -16,7 +16,6 @@
 namespace inccl {
 
 // The trees of the tree algorithms, one node at a time.
-
 struct TreeNode {
   int parent = -1;            // -1: the root
   std::vector<int> children;  // ascending, at most two, except with several hosts

@@ -23,7 +23,6 @@ namespace inccl {
 // or of the method of a reducer (reduce/reducer.h). Grammar (docs/format.md): name and keys are
 // lower-case letters, digits and '_', starting with a letter; values are letters, digits, '.', '_',
 // '+' and '-'. Blanks, empty items and repeated keys are errors.
-
 class CodecSpec {
  public:
   static constexpr size_t kMaxText = 512;

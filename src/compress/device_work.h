@@ -43,7 +43,6 @@ class DeviceWork {
 
 // Finds the memory in which the kernels of one Combine read and write payloads: the slots if
 // kernels reach them, else Scratch. The first error sticks; later requests return nullptr.
-
 class DeviceBuffers {
  public:
   explicit DeviceBuffers(DeviceWork* work) : work_(work) {}

@@ -28,7 +28,6 @@ void SetDevice(Device* device);
 
 // Pinned host memory for one step at a time. The user takes it piece by piece and returns it as a
 // whole; it grows to what the largest step needed.
-
 class PinnedBuffer {
  public:
   explicit PinnedBuffer(Device* device) : device_(device) {}

@@ -65,7 +65,6 @@ std::byte* ImportedRegions::Open(const Region::Handle& handle, size_t bytes) {
 }
 
 // The state of one step in progress; private to the files of DeviceEngine.
-
 class DeviceEngine::Work final : public DeviceWork {
  public:
   Work(DeviceEngine* engine, size_t index)

@@ -103,7 +103,6 @@ class DeviceConstants {
 
 // Registers the memory of a transport's slots with a device, so that the device copies from and to
 // slots and kernels access them.
-
 class DeviceSlots {
  public:
   // Both pointers outlive this object.

@@ -88,7 +88,6 @@ class RankSet {
 // The unique ids that ranks send to the members of a split over the control connections, which are
 // sealed between machines, and end to end where other ranks pass them on: ranks outside, and who
 // reads the data connections, must not learn them.
-
 class Invitations {
  public:
   explicit Invitations(int nranks) : received_(static_cast<size_t>(nranks)) {}

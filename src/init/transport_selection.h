@@ -29,7 +29,6 @@
 namespace inccl {
 
 // The transports that INCCL_TRANSPORT may name, one row each.
-
 struct FactoryArgs {
   int rank = 0, nranks = 1;
   const Environment* environment = nullptr;

@@ -75,7 +75,6 @@ std::span<const T> ElementsOf(std::span<const std::byte> bytes) {
 // A pseudo-random permutation of [0, size) that computes any place without a table: a Feistel
 // network over the next power of two, walked until the place lies in range, then a rotation, which
 // makes every place equally likely.
-
 class Permutation {
  public:
   // size > 0

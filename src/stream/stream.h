@@ -120,7 +120,6 @@ class HostStream final : public Stream {
 
 // A stream of a device as an order of calls. A call runs when the device has done the work that was
 // put on the stream before it, and the device continues when the call is done.
-
 class DeviceStream final : public Stream {
  public:
   explicit DeviceStream(std::unique_ptr<DeviceOrder> order) : order_(std::move(order)) {}

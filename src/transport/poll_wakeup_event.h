@@ -2,7 +2,7 @@
 //
 // Sleeps on the descriptors of one or several transports and on signals of this process at once.
 //
-// No wake-up is lost. A peer's work is the sources' affair (poll_wakeup_event.h). A Signal
+// No wake-up is lost. A peer's work is the sources' affair (WakeupSource). A Signal
 // increments signals_ and then reads armed_; the owner stores armed_ and reads its token, looks for
 // work, and compares signals_ with the token before it sleeps. All of these are sequentially
 // consistent. If the comparison misses the increment, armed_ = true precedes it, so Signal finds

@@ -31,7 +31,6 @@ namespace inccl {
 // lines of one collective, number of ranks and kind form a group, in ascending order of BYTES. The
 // second sets a constant; the others keep their defaults. A # at the start of a line or after a
 // blank begins a comment.
-
 struct TunerRow {
   static constexpr uint64_t kAnyBytes = UINT64_MAX;  // "max"
 

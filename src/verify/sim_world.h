@@ -69,7 +69,6 @@ struct SimLane {
 // Registered buffers in the simulator: any memory, each buffer a region. A peer imports a region
 // after a random time, and the owner learns of that after another one. The peer keeps the region
 // until another one replaces it; a revocation is visible at once, as in shared memory.
-
 class SimRegions {
  public:
   static constexpr uint32_t kMostFound = 8, kMostKept = 8;
@@ -146,7 +145,6 @@ namespace inccl {
 // The simulator randomizes when each slice becomes visible to each consumer and each credit to its
 // producer (in order on one lane, in any order between lanes), when each peer notices a crash, and
 // when each peer imports a region.
-
 struct SimOptions {
   bool multicast = true;
   bool sends_from_caller = false;  // SendLane::SendsFrom; the payload is read when it arrives
@@ -246,7 +244,6 @@ class SimWorld {
 };
 
 // One rank's end of a SimWorld, and its lanes.
-
 class SimTransport final : public Transport {
  public:
   SimTransport(SimWorld* world, int rank) : world_(world), rank_(rank) {}

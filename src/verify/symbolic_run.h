@@ -100,7 +100,6 @@ class Causality {
 // Symbolic values of the validator: which contributions have been folded, in which order, and after
 // which step they were rounded. Equal expressions have equal numbers (hash-consing), so comparing
 // results is comparing ints.
-
 class FoldExpressions {
  public:
   explicit FoldExpressions(int nranks);
@@ -139,7 +138,6 @@ class FoldExpressions {
 
 // The symbolic run of Validate: strands run their steps as soon as they can, lanes have one slot,
 // values are expressions. Used once, by one thread.
-
 class SymbolicRun {
  public:
   // `table` belongs to the schedules; all of them outlive this.

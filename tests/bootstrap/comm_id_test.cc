@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fault_point.h"
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/interfaces.h"
 
@@ -82,18 +83,23 @@ class CommIdTest : public ::testing::Test {
     std::vector<Result<Mesh>> meshes;
     for (int rank = 0; rank < kRanks; ++rank) meshes.emplace_back(InternalError("not run"));
     OnThreads(kRanks, [&](int rank) {
-      Launcher launcher;
-      launcher.kind = "test";
-      launcher.rank = rank;
-      launcher.nranks = kRanks;
-      launcher.run = runs[static_cast<size_t>(rank)];
-      JoinOptions options = Options(rank, kRanks, timeout_ms);
-      options.secret_file = secrets[static_cast<size_t>(rank)];
-      options.socket_ifname = "lo";
-      meshes[static_cast<size_t>(rank)] =
-          JoinAtAddress(address, launcher, static_cast<uint32_t>(number), options);
+      const auto index = static_cast<size_t>(rank);
+      meshes[index] = JoinOne(address, number, rank, secrets[index], timeout_ms, runs[index]);
     });
     return meshes;
+  }
+  static Result<Mesh> JoinOne(const std::string& address, int number, int rank,
+                              const std::string& secret, int timeout_ms = 20000 * kSlowness,
+                              const std::string& run = "") {
+    Launcher launcher;
+    launcher.kind = "test";
+    launcher.rank = rank;
+    launcher.nranks = kRanks;
+    launcher.run = run;
+    JoinOptions options = Options(rank, kRanks, timeout_ms);
+    options.secret_file = secret;
+    options.socket_ifname = "lo";
+    return JoinAtAddress(address, launcher, static_cast<uint32_t>(number), options);
   }
 
  private:
@@ -169,6 +175,43 @@ TEST_F(CommIdTest, AttemptsThatDoNotMeetAreMadeAgain) {
       }
     });
   }
+}
+
+// Rank 1 authenticates for the second communicator while the first is still being made, and
+// registers after rank 0 has closed that one and before it opens the next.
+TEST_F(CommIdTest, ARankMayBeEarlyForTheNextOne) {
+  static thread_local bool early = false;
+  const Baseline baseline;
+  const std::string address = FreeAddress(), secret = Secret("known to this job only");
+  std::atomic<bool> authenticated{false}, closed{false};
+  fault::Arm({.point = fault::IndexOf("bootstrap.after_authentication"),
+              .hit = 0,
+              .action = fault::Action::kCall,
+              .call = [&] {
+                if (!early) return;
+                authenticated = true;
+                while (!closed) usleep(1000);
+              }});
+  std::vector<Result<Mesh>> next;
+  for (int rank = 0; rank < kRanks; ++rank) next.emplace_back(InternalError("not run"));
+  std::thread first_of_next([&] {
+    early = true;
+    next[1] = JoinOne(address, 1, 1, secret);
+  });
+  OnThreads(kRanks, [&](int rank) {
+    while (rank == 2 && !authenticated) usleep(1000);
+    const Result<Mesh> mesh = JoinOne(address, 0, rank, secret);
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  });
+  usleep(200 * 1000);  // the server has seen that nobody holds the job's rendezvous
+  closed = true;
+  usleep(200 * 1000);
+  std::thread last_of_next([&] { next[2] = JoinOne(address, 1, 2, secret); });
+  next[0] = JoinOne(address, 1, 0, secret);
+  first_of_next.join();
+  last_of_next.join();
+  fault::Disarm();
+  for (const Result<Mesh>& mesh : next) EXPECT_TRUE(mesh.ok()) << mesh.status().message();
 }
 
 // Its earlier attempt ended at the moment when all had joined: it does not ask for that one for

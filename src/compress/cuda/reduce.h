@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The operations of plain reductions on one element (kernels/reduce.h). Code is its type in memory,
-// Value its type in a fold. Encode replaces all NaNs by one, because GPUs use different bits.
+// One thread's share of a plain reduction: it combines elements of all inputs and writes them to
+// all outputs. Threads are independent. If all inputs and outputs have the same offset from 16-byte
+// alignment, a thread uses vectors of 16 bytes, several at a time, and single elements before and
+// after them; else it uses single elements only.
 #ifndef INCCL_COMPRESS_CUDA_REDUCE_H_
 #define INCCL_COMPRESS_CUDA_REDUCE_H_
 
@@ -18,6 +20,9 @@
 #include "compress/float_types.h"
 
 namespace inccl::cuda {
+
+// The operations of plain reductions on one element (kernels/reduce.h). Code is its type in memory,
+// Value its type in a fold. Encode replaces all NaNs by one, because GPUs use different bits.
 
 // The GPU's fp16 instructions match Fp16 except for the bits of NaN. Without them the conversion
 // needs many instructions.
@@ -262,11 +267,6 @@ class Reduction {
   Value scale_{};
   Value sign_{}, inverse_{};  // for integers
 };
-
-// One thread's share of a plain reduction: it combines elements of all inputs and writes them to
-// all outputs. Threads are independent. If all inputs and outputs have the same offset from 16-byte
-// alignment, a thread uses vectors of 16 bytes, several at a time, and single elements before and
-// after them; else it uses single elements only.
 
 inline constexpr uint32_t kReduceThreads = 256;  // threads per block
 inline constexpr uint32_t kReducedAtOnce = 4;    // single elements per thread at a time

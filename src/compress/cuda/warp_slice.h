@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The levels and positions of a tile's superblocks. Lane s holds those of superblock s; other lanes
-// get them by shuffles.
+// The bodies of the kernels: the work of one warp on one tile of a slice. `part` (below
+// kWarpsPerTile) selects the four superblocks of this warp. The same code runs on a GPU and in
+// tests (see Warp in warp_fields.h).
 #ifndef INCCL_COMPRESS_CUDA_WARP_SLICE_H_
 #define INCCL_COMPRESS_CUDA_WARP_SLICE_H_
 
@@ -15,6 +16,9 @@
 #include "compress/hbi/format.h"
 
 namespace inccl::cuda {
+
+// The levels and positions of a tile's superblocks. Lane s holds those of superblock s; other lanes
+// get them by shuffles.
 
 // The side words of a tile's superblocks, which may be in memory of the host: the warp reads them
 // at once instead of one after the other.
@@ -107,10 +111,6 @@ class TileStream {
   uint32_t width_;      // width of this lane's superblock
   uint32_t before_;     // sum of the widths of the tile's superblocks before it
 };
-
-// The bodies of the kernels: the work of one warp on one tile of a slice. `part` (below
-// kWarpsPerTile) selects the four superblocks of this warp. The same code runs on a GPU and in
-// tests (see Warp in warp_fields.h).
 
 inline constexpr uint32_t kQuietNan = 0x7fc00000;
 

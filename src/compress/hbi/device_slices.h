@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A planner's points in the form for kernels, with their tables in device memory. All states of a
-// codec share one object, so that each device gets the tables once per communicator.
+// The work of slice.h on a slice whose elements are in device memory, by one kernel
+// (compress/cuda/launch.h). The parts of the plan that the kernel reads, and payloads that it
+// cannot reach in place, are copied to Scratch. The caller has checked the lengths, so errors are
+// those of the device.
 #ifndef INCCL_COMPRESS_HBI_DEVICE_SLICES_H_
 #define INCCL_COMPRESS_HBI_DEVICE_SLICES_H_
 
@@ -20,6 +22,9 @@
 #include "compress/hbi/slice.h"
 
 namespace inccl::hbi {
+
+// A planner's points in the form for kernels, with their tables in device memory. All states of a
+// codec share one object, so that each device gets the tables once per communicator.
 
 // Thread-safe.
 class DeviceLevels {
@@ -43,11 +48,6 @@ class DeviceLevels {
   Mutex mutex_;
   std::vector<std::pair<const LevelTable*, Choices>> choices_ INCCL_GUARDED_BY(mutex_);
 };
-
-// The work of slice.h on a slice whose elements are in device memory, by one kernel
-// (compress/cuda/launch.h). The parts of the plan that the kernel reads, and payloads that it
-// cannot reach in place, are copied to Scratch. The caller has checked the lengths, so errors are
-// those of the device.
 
 // Computes the words of FoldOwnWords into host memory, which is valid when the kernel is done.
 Result<std::byte*> LaunchWords(const SliceContext& slice, const std::byte* elements,

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The useful choices of levels: the lower convex hull of (cost, error) over all choices (in an
-// all-reduce pairs, for the sum and for the all-gather), and where a plan goes from one to the
-// next. It depends only on the collective, n and the options. The arithmetic is in integers but for
-// one fp64 product per threshold, so it is identical on all machines.
+// The plan: the levels of each superblock of a window, derived from the side words alone by
+// integer arithmetic, so it is the same on every rank. Its tables depend on the collective, n and
+// the options. Those of a choice of levels are made when a plan first has it.
 #ifndef INCCL_COMPRESS_HBI_PLAN_H_
 #define INCCL_COMPRESS_HBI_PLAN_H_
 
@@ -23,6 +22,10 @@
 
 namespace inccl::hbi {
 
+// The useful choices of levels: the lower convex hull of (cost, error) over all choices (in an
+// all-reduce pairs, for the sum and for the all-gather), and where a plan goes from one to the
+// next. It depends only on the collective, n and the options. The arithmetic is in integers but for
+// one fp64 product per threshold, so it is identical on all machines.
 struct HullPoint {
   uint32_t cost = 0;       // eighths of a bit per element over the hops of a plan (Hops)
   uint16_t k = 0, k2 = 0;  // levels of the sum and of the all-gather
@@ -60,10 +63,6 @@ uint32_t CodedHops(Collective collective, int nranks, const Config& config);
 int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& config);
 // The smallest bits8 for which every superblock can have K = 1.
 uint32_t LeastBits8(Collective collective, int nranks, const Config& config);
-
-// The plan: the levels of each superblock of a window, derived from the side words alone by
-// integer arithmetic, so it is the same on every rank. Its tables depend on the collective, n and
-// the options. Those of a choice of levels are made when a plan first has it.
 
 // The decisions of a call's plans, for its statistics.
 struct PlanSummary {

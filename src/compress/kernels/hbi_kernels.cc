@@ -46,7 +46,6 @@ void RotateBack(float* x, uint32_t counter) { RotateSuperblock<true>(x, counter)
 
 // Lower and Upper handle the kPerBlock vectors of the first and second of every two blocks, in
 // order.
-
 struct ToTile {
   uint16_t* tile;
   HWY_INLINE void Lower(const V16* fields) {

@@ -341,7 +341,6 @@ inline constexpr StripTables kStripTables = MakeStripTables();
 namespace inccl::select {
 
 // Which lanes of a vector of up to 8 have a bit in a mask.
-
 struct TakenLanes {
   uint8_t places[8] = {}, count = 0;
 };

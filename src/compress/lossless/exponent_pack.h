@@ -1,6 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coding of a superblock's exponents (exponent_pack.h), shared by scalar and vector code.
+// Lossless packing of floats: most exponents of a superblock lie in a small range, so a few bits
+// code them; signs and mantissas are incompressible and stay unchanged.
+//
+// A superblock of `count` elements (256, fewer at the end of a vector) starts with a control byte:
+//   0xFF    the elements follow unchanged
+//   0xFE    nothing follows: all bits of all elements are zero
+//   else    bits 0 to 3 are a width w, bit 4 a flag z; then follow
+//           the base exponent (u16);
+//           sign and mantissa: the low 8 bits of all elements, then the next 8 bits of all, ..., as
+//           far as there are whole bytes;
+//           w + r bit planes of ceil(count / 8) bytes (bit_fields.h): the code of every element,
+//           and the remaining r bits of sign and mantissa (fp16: 3, fp64: 5, else 0);
+//           the exponent field (u8, for fp64 u16) of every element with the code 2^w - 1.
+// The code of an element is 0 if z is set and its exponent field is 0, exponent - base + z if that
+// is below 2^w - 1, and else 2^w - 1. With w = 0 all exponents equal the base. w is at most 6, for
+// fp16 5; z is 0 if w < 2; every code below 2^w - 1 stands for an exponent of the type.
+//
+// The packer guesses w, z and base from a sample of 128 exponents. If the sample does not look like
+// numbers of similar magnitude, or many more exponents of the superblock have no code than the
+// sample had let expect, the packer counts all exponents and chooses the cheapest w, as it does at
+// the end of a vector.
 #ifndef INCCL_COMPRESS_LOSSLESS_EXPONENT_PACK_H_
 #define INCCL_COMPRESS_LOSSLESS_EXPONENT_PACK_H_
 
@@ -15,6 +35,8 @@
 #include "compress/kernels/exponent_kernels.h"
 
 namespace inccl::lossless {
+
+// The coding of a superblock's exponents (exponent_pack.h), shared by scalar and vector code.
 
 inline constexpr uint32_t kWidest = 6;  // bits of a code
 inline constexpr uint8_t kRaw = 0xFF, kZeros = 0xFE;
@@ -139,28 +161,6 @@ uint32_t PackRaw(const std::byte* elements, uint32_t bytes, std::byte* out);
 }  // namespace inccl::lossless
 
 namespace inccl {
-
-// Lossless packing of floats: most exponents of a superblock lie in a small range, so a few bits
-// code them; signs and mantissas are incompressible and stay unchanged.
-//
-// A superblock of `count` elements (256, fewer at the end of a vector) starts with a control byte:
-//   0xFF    the elements follow unchanged
-//   0xFE    nothing follows: all bits of all elements are zero
-//   else    bits 0 to 3 are a width w, bit 4 a flag z; then follow
-//           the base exponent (u16);
-//           sign and mantissa: the low 8 bits of all elements, then the next 8 bits of all, ..., as
-//           far as there are whole bytes;
-//           w + r bit planes of ceil(count / 8) bytes (bit_fields.h): the code of every element,
-//           and the remaining r bits of sign and mantissa (fp16: 3, fp64: 5, else 0);
-//           the exponent field (u8, for fp64 u16) of every element with the code 2^w - 1.
-// The code of an element is 0 if z is set and its exponent field is 0, exponent - base + z if that
-// is below 2^w - 1, and else 2^w - 1. With w = 0 all exponents equal the base. w is at most 6, for
-// fp16 5; z is 0 if w < 2; every code below 2^w - 1 stands for an exponent of the type.
-//
-// The packer guesses w, z and base from a sample of 128 exponents. If the sample does not look like
-// numbers of similar magnitude, or many more exponents of the superblock have no code than the
-// sample had let expect, the packer counts all exponents and chooses the cheapest w, as it does at
-// the end of a vector.
 
 // One thread at a time uses it.
 class ExponentPacker {

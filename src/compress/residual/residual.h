@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The second half of error feedback: what the owner of a part has left out when it encoded the
-// total for all ranks, which its next total gets back. A rank owns few superblocks, so only these
-// take memory. Like the residual of contributions, the errors have a state before the last
-// committed call, and one that the call in progress writes.
+// The residual of one vector: what compressed calls have left out of this rank's contributions,
+// which the next call adds to its input (error feedback). A call writes the new residual beside the
+// old one; the caller of the collective commits it once the call has succeeded. The state before
+// the last committed call is kept as well, so that a rank whose call succeeded can go back when
+// another rank's failed, also after failing in the next call itself.
 #ifndef INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 #define INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 
@@ -22,6 +23,10 @@
 
 namespace inccl {
 
+// The second half of error feedback: what the owner of a part has left out when it encoded the
+// total for all ranks, which its next total gets back. A rank owns few superblocks, so only these
+// take memory. Like the residual of contributions, the errors have a state before the last
+// committed call, and one that the call in progress writes.
 class TotalResidual {
  public:
   // Adds factor * errors of a superblock to `sum`.
@@ -68,12 +73,6 @@ class TotalResidual {
   std::vector<uint32_t> index_;  // by superblock: 1 + the index of its entry, or 0
   std::deque<Entry> entries_;
 };
-
-// The residual of one vector: what compressed calls have left out of this rank's contributions,
-// which the next call adds to its input (error feedback). A call writes the new residual beside the
-// old one; the caller of the collective commits it once the call has succeeded. The state before
-// the last committed call is kept as well, so that a rank whose call succeeded can go back when
-// another rank's failed, also after failing in the next call itself.
 
 struct ResidualOptions {
   DataType storage = DataType::kFloat32;  // or kBfloat16, which rounds to nearest

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stream of the library in a device's primary context.
+// The device interface over CUDA's driver API. It pushes and pops contexts, so it never changes the
+// current device of a caller's thread.
 #include <cuda.h>
 #include <fmt/format.h>
 
@@ -19,6 +20,7 @@
 
 namespace inccl::cuda {
 
+// A stream of the library in a device's primary context.
 class CudaQueue final : public DeviceQueue {
  public:
   // `driver` and `kernels` outlive it.
@@ -123,9 +125,6 @@ Result<bool> CudaQueue::Reached(uint64_t mark) {
 }
 
 }  // namespace inccl::cuda
-
-// The device interface over CUDA's driver API. It pushes and pops contexts, so it never changes the
-// current device of a caller's thread.
 
 // Defined in this library by src/compress/cuda. The device layer only passes the pointer on.
 extern "C" const inccl::cuda::Launchers* inccl_cuda_launchers();

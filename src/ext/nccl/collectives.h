@@ -10,7 +10,6 @@ namespace inccl::nccl {
 
 // The configuration of one call, ncclCollConfig_t, whose list of vendors' options may have a codec
 // for the call (inccl/nccl_options.h).
-
 struct CallCodec {
   bool given = false;           // false: the policy decides
   ccl_codec_t codec = nullptr;  // NULL: uncompressed

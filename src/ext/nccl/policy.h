@@ -27,7 +27,6 @@ FILE* OpenToRead(const char* path);
 void PassVariables(const Library& library);
 
 // ncclConfig_t as ccl_config_t.
-
 struct OwnConfig {
   ccl_config_t config = CCL_CONFIG_INIT;  // points to `name`; libinccl copies it during the call
   char name[129] = "";

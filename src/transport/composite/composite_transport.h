@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which part of a composite transport carries the lanes between two ranks. Equal on all ranks of a
-// communicator.
+// A transport for ranks that no single transport joins: each lane belongs to the part that serves
+// its pairs of ranks. Lanes are those of the parts, so that slices take no detour. A lane to
+// consumers of several parts is split (Transport::Split).
 #ifndef INCCL_TRANSPORT_COMPOSITE_COMPOSITE_TRANSPORT_H_
 #define INCCL_TRANSPORT_COMPOSITE_COMPOSITE_TRANSPORT_H_
 
@@ -18,6 +19,8 @@
 
 namespace inccl {
 
+// Which part of a composite transport carries the lanes between two ranks. Equal on all ranks of a
+// communicator.
 class PairTable {
  public:
   static constexpr int kNone = -1;
@@ -41,10 +44,6 @@ class PairTable {
   int nranks_;
   std::vector<int8_t> parts_;
 };
-
-// A transport for ranks that no single transport joins: each lane belongs to the part that serves
-// its pairs of ranks. Lanes are those of the parts, so that slices take no detour. A lane to
-// consumers of several parts is split (Transport::Split).
 
 class CompositeTransport final : public Transport {
  public:

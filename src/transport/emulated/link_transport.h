@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two directions of a link: servers of a fixed rate. The egress port reserves time ahead, the
-// ingress port assigns it afterwards. Both count time in 1/1024 ns since an epoch (enough for 104
-// days), so a few bytes are not rounded to whole nanoseconds; returned times are rounded up.
+// Implementation of emulated.h.
+//
+// Time stands still within one polling round: lanes show what is visible at the `now` of the last
+// Progress, and NextEvent is the first event after it. So a sleep that follows a round misses no
+// event that the round has not shown.
 #ifndef INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_
 #define INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_
 
@@ -17,6 +19,9 @@
 
 namespace inccl::emulated {
 
+// The two directions of a link: servers of a fixed rate. The egress port reserves time ahead, the
+// ingress port assigns it afterwards. Both count time in 1/1024 ns since an epoch (enough for 104
+// days), so a few bytes are not rounded to whole nanoseconds; returned times are rounded up.
 class PortClock {
  public:
   PortClock(double gbps, Time epoch);
@@ -66,12 +71,6 @@ class IngressPort {
   PortClock clock_;
   std::vector<Interval> busy_;  // in order, with gaps between them; the oldest are dropped
 };
-
-// Implementation of emulated.h.
-//
-// Time stands still within one polling round: lanes show what is visible at the `now` of the last
-// Progress, and NextEvent is the first event after it. So a sleep that follows a round misses no
-// event that the round has not shown.
 
 class LinkTransport;
 

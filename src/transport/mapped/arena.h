@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layout of an arena: memory that one rank writes and its peers only read. Offsets count from
-// the start of the arena; numbers are in host order.
+// An arena, memory that one rank writes and its peers only read: its layout, and its two ends.
+// Offsets count from the start of the arena; numbers are in host order.
 //
 //   0            ArenaHeader
 //   4 KiB        directory: kDirectoryEntries entries, appended in order, never changed
@@ -148,7 +148,7 @@ constexpr size_t LaneBytes(uint32_t slot_bytes, uint32_t depth) {
 }
 constexpr size_t CreditBytes(uint32_t depth) { return RoundUp(8 + size_t{8} * depth, 64); }
 
-// The two ends of an arena (arena.h): the owner allocates memory and announces it in a directory;
+// The two ends of an arena: the owner allocates memory and announces it in a directory;
 // peers look it up.
 
 // The memory of an arena: fully reserved address space that gets pages as the arena grows.

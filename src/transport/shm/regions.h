@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Delivers the files of regions to the peers that may map them. Each rank has one socket; its peers
-// receive the other end over their authenticated connections and send descriptors into it. The
-// receiver uses a message only to find the file of a region, and checks the file itself.
+// Zero copy: memory of callers that peers access without a copy. The owner sends the region's file
+// to its peers (regions.h) and posts the region in the region table of its arena. Each peer
+// finds it there in its next Progress, maps the file or opens the device memory, and answers with
+// the entry's generation; only then does the owner send references to that peer. No rank waits, and
+// a peer that cannot import a region gets its data through slots.
 #ifndef INCCL_TRANSPORT_SHM_REGIONS_H_
 #define INCCL_TRANSPORT_SHM_REGIONS_H_
 
@@ -24,6 +26,10 @@
 #include "transport/transport.h"
 
 namespace inccl::shm {
+
+// Delivers the files of regions to the peers that may map them. Each rank has one socket; its peers
+// receive the other end over their authenticated connections and send descriptors into it. The
+// receiver uses a message only to find the file of a region, and checks the file itself.
 
 // Identifies a region: the owner, and the region's id and generation in the owner's table.
 struct RegionLabel {
@@ -59,12 +65,6 @@ class RegionInbox {
   };
   std::map<std::pair<int, uint32_t>, File> waiting_;  // the last file by rank and region
 };
-
-// Zero copy: memory of callers that peers access without a copy. The owner sends the region's file
-// to its peers (regions.h) and posts the region in the region table of its arena. Each peer
-// finds it there in its next Progress, maps the file or opens the device memory, and answers with
-// the entry's generation; only then does the owner send references to that peer. No rank waits, and
-// a peer that cannot import a region gets its data through slots.
 
 // Region::handle as the table has it.
 using HandleWords = std::array<uint64_t, std::extent_v<decltype(mapped::RegionEntry::handle)>>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ends of lanes over TCP. An end belongs to the connections with its peer, which keep it as
-// long as frames may arrive for it; SendLane and RecvLane are views of it.
+// The data connections with one peer, and the lanes that use them. Any connection carries any
+// slice; their numbers restore the order of a lane.
 #ifndef INCCL_TRANSPORT_TCP_TCP_PEER_H_
 #define INCCL_TRANSPORT_TCP_TCP_PEER_H_
 
@@ -23,6 +23,9 @@
 #include "transport/transport.h"
 
 namespace inccl::tcp {
+
+// The ends of lanes over TCP. An end belongs to the connections with its peer, which keep it as
+// long as frames may arrive for it; SendLane and RecvLane are views of it.
 
 class PeerLanes;
 class PeerLink;
@@ -107,9 +110,6 @@ class TcpRecvLane final : public RecvLane {
   TransportCounters* const counters_;
   bool peeked_ = false;
 };
-
-// The data connections with one peer, and the lanes that use them. Any connection carries any
-// slice; their numbers restore the order of a lane.
 
 class PeerLanes final : public FrameSink {
  public:

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The data connections of a rank that are not made yet: which peers there are, and the state of the
-// connections that are being made. Of two ranks the higher one connects. No call blocks unless its
-// caller asks for it. One thread at a time.
+// Sends slices over TCP. The payload of a slice goes from the producer's slot into the socket and
+// from the socket into the consumer's slot. A consumer grants credit when it opens its end of a
+// lane and reads only slices for which it has granted credit, so it always reads what arrives, and
+// no lane blocks another one.
 #ifndef INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
 #define INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
 
@@ -33,6 +34,9 @@
 
 namespace inccl::tcp {
 
+// The data connections of a rank that are not made yet: which peers there are, and the state of the
+// connections that are being made. Of two ranks the higher one connects. No call blocks unless its
+// caller asks for it. One thread at a time.
 class PeerConnector {
  public:
   struct Options {
@@ -95,11 +99,6 @@ class PeerConnector {
 }  // namespace inccl::tcp
 
 namespace inccl {
-
-// Sends slices over TCP. The payload of a slice goes from the producer's slot into the socket and
-// from the socket into the consumer's slot. A consumer grants credit when it opens its end of a
-// lane and reads only slices for which it has granted credit, so it always reads what arrives, and
-// no lane blocks another one.
 
 // A connected stream socket whose other end has proven to be a certain peer.
 struct TcpSocket {

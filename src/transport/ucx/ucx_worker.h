@@ -119,7 +119,6 @@ class Worker {
 
 // Sleeps on a UCX worker. Ready arms the worker after the owner's last look; the worker refuses if
 // anything has arrived since, so no wake-up is lost.
-
 class UcxWakeupSource final : public WakeupSource {
  public:
   // `worker` outlives it.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loads libibverbs when it is first needed, so a library built with RDMA also works where
-// libibverbs is not installed. Posting and polling need no function of it: verbs.h calls them
-// through the context of the device.
+// An open port of an RDMA device, and the memory that is registered with it.
 #ifndef INCCL_TRANSPORT_VERBS_VERBS_DEVICE_H_
 #define INCCL_TRANSPORT_VERBS_VERBS_DEVICE_H_
 
@@ -25,6 +23,10 @@
 #include "transport/verbs/verbs_wire.h"
 
 namespace inccl::verbs {
+
+// Loads libibverbs when it is first needed, so a library built with RDMA also works where
+// libibverbs is not installed. Posting and polling need no function of it: verbs.h calls them
+// through the context of the device.
 
 #define INCCL_VERBS_FUNCTIONS(X) \
   X(ibv_get_device_list)         \
@@ -75,8 +77,6 @@ using MemoryRegion = std::unique_ptr<ibv_mr, int (*)(ibv_mr*)>;
 // Loads libibverbs once per process. Errors: kInvalidUsage (not installed), kSystemError (too old).
 // Tests name a stand-in in INCCL_TEST_IBVERBS.
 Result<const Library*> Load();
-
-// An open port of an RDMA device, and the memory that is registered with it.
 
 // Memory of this process that the device may read or write. The region ends before the memory.
 struct RegisteredMemory {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The completion queue and the shared receive queue of one rank, which all of its queue pairs use.
-// A receive work request has no memory: it only lets a write with immediate data complete here.
+// The rails of a rank: the ports that it uses, each with its queues and this rank's inboxes and
+// outboxes (lane 0 of its connections). A connection belongs to one rail.
 #ifndef INCCL_TRANSPORT_VERBS_VERBS_RAILS_H_
 #define INCCL_TRANSPORT_VERBS_VERBS_RAILS_H_
 
@@ -20,6 +20,8 @@
 
 namespace inccl::verbs {
 
+// The completion queue and the shared receive queue of one rank, which all of its queue pairs use.
+// A receive work request has no memory: it only lets a write with immediate data complete here.
 class Queues {
  public:
   // `device` outlives the queues. `sends`: of all queue pairs together.
@@ -72,9 +74,6 @@ class Queues {
   bool arm_failed_ = false;
   unsigned int events_ = 0;  // not acknowledged yet
 };
-
-// The rails of a rank: the ports that it uses, each with its queues and this rank's inboxes and
-// outboxes (lane 0 of its connections). A connection belongs to one rail.
 
 class Rails {
  public:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ports of the RDMA devices: what they are, which of them the options admit, and why a port
-// cannot be used.
+// What one rank writes to another. A slice is a frame (tcp_frame.h) in the consumer's slot. A grant
+// is a frame, too, in the consumer's inbox, which is lane 0 of each direction: it names a lane by
+// its key and says where the lane's slots are. A credit has no bytes: its immediate data say all.
 #ifndef INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_
 #define INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_
 
@@ -15,6 +16,9 @@
 #include "base/status.h"
 
 namespace inccl {
+
+// The ports of the RDMA devices: what they are, which of them the options admit, and why a port
+// cannot be used.
 
 // Which ports a rank may use, in NCCL's grammar; docs/environment.md.
 struct VerbsPortOptions {
@@ -59,10 +63,6 @@ std::string ToText(const Gid& gid);
 }  // namespace inccl
 
 namespace inccl::verbs {
-
-// What one rank writes to another. A slice is a frame (tcp_frame.h) in the consumer's slot. A grant
-// is a frame, too, in the consumer's inbox, which is lane 0 of each direction: it names a lane by
-// its key and says where the lane's slots are. A credit has no bytes: its immediate data say all.
 
 // The immediate data of a message, in host order.
 struct Immediate {
