@@ -335,6 +335,32 @@ CCL_API ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int n
                                      ccl_comm_t* newcomm, const ccl_config_t* config, int flags);
 
 /**
+ * Makes an id with which other processes join the members of `comm` in ccl_comm_grow. The caller
+ * sends it to them; it contains a secret. It serves one growth, while this process lives, until
+ * `comm` ends or the next call of this function on `comm`. Not collective: any member makes it.
+ */
+CCL_API ccl_result_t ccl_comm_get_unique_id(ccl_comm_t comm, ccl_unique_id_t* id);
+
+/**
+ * Creates a communicator of `nranks` ranks: the members of `comm`, and nranks - n ranks that join.
+ * Collective over `comm`, in the order of its calls; no call on a stream may be in progress on it.
+ * A member passes its `comm` and, as `rank`, -1 to keep its rank, or its rank in the new
+ * communicator: after ccl_comm_shrink, members that pass their former ranks leave the places of the
+ * dead to those who join. At least one member passes the id of ccl_comm_get_unique_id; who passes
+ * NULL gets it from that one. A rank that joins passes NULL as `comm`, the id and the rank that it
+ * takes; for it the call is ccl_comm_init_rank_config. config NULL: that of `comm`.
+ *
+ * `comm` stays as it is, with its registrations and the numbers of its operations, until it is
+ * destroyed; residuals and reducers' states are of no communicator and serve both. A process that
+ * asks for the rank of a member is refused. If joining ranks do not come, die or do not fit, the new
+ * communicator fails with an error that names them (CCL_TIMEOUT at the init deadline), `comm` goes
+ * on, and the next growth needs another id. If a member dies, `comm` fails, and with it the growth. With blocking = 0 and in groups as
+ * ccl_comm_split. Operations of the new communicator count from 1.
+ */
+CCL_API ccl_result_t ccl_comm_grow(ccl_comm_t comm, int nranks, const ccl_unique_id_t* id, int rank,
+                                   ccl_comm_t* newcomm, const ccl_config_t* config);
+
+/**
  * After ccl_comm_shrink, writes the last operation of the parent that completed on every rank of
  * `comm`; collective calls count from 1. The caller repeats later operations. For other
  * communicators, writes how many operations have completed on this rank.
@@ -373,15 +399,15 @@ CCL_API ccl_result_t ccl_comm_revoke(ccl_comm_t comm);
 
 /**
  * Sets the limit of operations (ccl_config_t.op_timeout_ms) of this rank; 0 means that of the
- * creation. It counts for calls in progress, too. Any thread may call it. Children of
- * ccl_comm_split and ccl_comm_shrink get the limit of the creation.
+ * creation. It counts for calls in progress, too. Any thread may call it. Communicators made of
+ * this one get the limit of the creation.
  */
 CCL_API ccl_result_t ccl_comm_set_timeout(ccl_comm_t comm, int op_timeout_ms);
 
 /**
  * Writes the communicator's sticky error; CCL_SUCCESS if there is none; CCL_IN_PROGRESS while it is
- * being created (blocking = 0), divided (a split or shrink with blocking = 0) or finalized. Never
- * blocks; any thread may call it.
+ * being created (blocking = 0), divided (a split, shrink or growth with blocking = 0) or finalized.
+ * Never blocks; any thread may call it.
  */
 CCL_API ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error);
 
@@ -465,12 +491,12 @@ CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int
 /**
  * The outermost ccl_group_end starts all calls that the thread has made since its first
  * ccl_group_start together, and waits for those without a stream. First all sends and receives of a
- * communicator progress at the same time, then its collectives, splits and shrinks run in the order
- * of the calls. Different communicators progress at the same time, so one thread can call for
- * several ranks. The group takes its positions on all its streams at one moment. The end of the
- * group also performs ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and
- * ccl_comm_shrink: it waits for them and writes the new handles, which are NULL until then. It
- * waits for splits and shrinks with blocking = 0, too; a creation with blocking = 0 begins at once,
+ * communicator progress at the same time, then its collectives, splits, shrinks and growths run in
+ * the order of the calls. Different communicators progress at the same time, so one thread can call
+ * for several ranks. The group takes its positions on all its streams at one moment. The end of the
+ * group also performs ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split, _shrink and
+ * _grow: it waits for them and writes the new handles, which are NULL until then. It waits for
+ * splits, shrinks and growths with blocking = 0, too; a creation with blocking = 0 begins at once,
  * as outside a group. If a call inside the group fails, it returns the error, the outermost
  * ccl_group_end returns it again, and then it starts nothing.
  */
@@ -558,8 +584,8 @@ CCL_API ccl_result_t ccl_mem_free(void* ptr);
  *
  * Not collective: each rank registers what it likes. It returns at once, also while a call is in
  * progress; the registration then takes effect when that call has ended. ccl_mem_free of registered
- * memory is safe and ends its registration. Children of ccl_comm_split and ccl_comm_shrink do not
- * inherit registrations.
+ * memory is safe and ends its registration. Communicators made of this one do not inherit
+ * registrations.
  */
 CCL_API ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle);
 /**

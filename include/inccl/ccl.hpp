@@ -124,6 +124,20 @@ class [[nodiscard]] Communicator {
       return ccl_comm_shrink(get(), excluded.data(), count, comm, config, flags);
     });
   }
+  /// An id for ranks that join in Grow, which call InitRank with it.
+  Result<UniqueId> Invite() noexcept {
+    UniqueId id{};
+    const Status status(ccl_comm_get_unique_id(get(), &id));
+    if (!status.ok()) return status;
+    return id;
+  }
+  /// The part of a member; `id` may be nullptr where another member passes it.
+  Result<Communicator> Grow(int nranks, const UniqueId* id, int rank = -1,
+                            const ccl_config_t* config = nullptr) noexcept {
+    if (get() == nullptr) return Status(CCL_INVALID_ARGUMENT, "comm: empty");
+    return Create(
+        [&](ccl_comm_t* comm) { return ccl_comm_grow(get(), nranks, id, rank, comm, config); });
+  }
 
   /// For calls of ccl.h; NULL if empty, destroyed or aborted.
   ccl_comm_t get() const noexcept {

@@ -188,6 +188,8 @@ _SIGNATURES = {
     "comm_init_all": [POINTER(c_void_p), c_int, POINTER(c_int)],
     "comm_split": [c_void_p, c_int, c_int, POINTER(c_void_p), POINTER(Config)],
     "comm_shrink": [c_void_p, POINTER(c_int), c_int, POINTER(c_void_p), POINTER(Config), c_int],
+    "comm_get_unique_id": [c_void_p, POINTER(UniqueId)],
+    "comm_grow": [c_void_p, c_int, POINTER(UniqueId), c_int, POINTER(c_void_p), POINTER(Config)],
     "comm_last_completed": [c_void_p, POINTER(c_uint64)],
     "comm_finalize": [c_void_p],
     "comm_destroy": [c_void_p],

@@ -20,6 +20,12 @@ from ._types import View, datatype, view
 __all__ = ["Communicator", "PremulSum", "init", "init_all"]
 
 
+def _id_of(id: bytes) -> UniqueId:
+    if len(id) != ctypes.sizeof(UniqueId):
+        raise InvalidArgument(f"id: {len(id)} bytes, expected the 128 of unique_id()")
+    return UniqueId.from_buffer_copy(id)
+
+
 class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     """One rank's end of a communicator.
 
@@ -35,11 +41,10 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
 
     @takes_options
     def __init__(self, id: bytes, rank: int, size: int, **config):
-        if len(id) != ctypes.sizeof(UniqueId):
-            raise InvalidArgument(f"id: {len(id)} bytes, expected the 128 of unique_id()")
+        id = _id_of(id)
         size, rank = in_range("size", size), in_range("rank", rank)
         self._create(lambda out: lib.ccl_comm_init_rank_config(
-            out, size, UniqueId.from_buffer_copy(id), rank, byref(config_of(**config))))
+            out, size, id, rank, byref(config_of(**config))))
 
     # ------------------------------------------------------------------ life cycle
 
@@ -105,6 +110,28 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
         given = byref(config_of(**config)) if config else None
         return self._new(lambda out: lib.ccl_comm_shrink(
             self._get(), array if ranks else None, len(ranks), out, given, int(abort)))
+
+    def unique_id(self) -> bytes:
+        """An id with which new processes join in the next grow, as Communicator(id, rank, size). It
+        contains a secret, and serves while this process and communicator live."""
+        made = UniqueId()
+        check(lib.ccl_comm_get_unique_id(self._get(), byref(made)))
+        return bytes(made.internal)
+
+    @takes_options
+    def grow(self, size: int, id: Optional[bytes] = None, rank: Optional[int] = None,
+             **config) -> "Communicator":
+        """A communicator of `size` ranks: this one's, which all call it, and those that join.
+
+        id: from unique_id() of a member; members that pass None get it from one that does. rank: in
+        the new communicator; None: as in this one. After shrink, members that pass their former
+        ranks leave the places of the dead to those who join. If the ranks that join do not come or
+        fail, this communicator goes on."""
+        number = -1 if rank is None else in_range("rank", rank)
+        given = byref(config_of(**config)) if config else None
+        meeting = None if id is None else byref(_id_of(id))
+        return self._new(lambda out: lib.ccl_comm_grow(
+            self._get(), in_range("size", size), meeting, number, out, given))
 
     def finalize(self) -> None:
         """Waits until every call has completed; afterwards only destroy, abort and shrink work."""

@@ -370,7 +370,17 @@ Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
 
 }  // namespace inccl
 
+void ccl_comm::WithdrawInvitation() {
+  if (invitation) {
+    inccl::WithdrawUniqueId(*invitation,
+                            inccl::RemoteError("the member that made the id has ended "
+                                               "its communicator, or made another id"));
+  }
+  invitation.reset();
+}
+
 void ccl_comm::Clear() {
+  WithdrawInvitation();
   impl.reset();
   creation_error = inccl::Status::Ok();
   state.store(State::kReady);

@@ -33,6 +33,7 @@ class RendezvousClient;
 struct JoinOptions {
   int rank = 0;
   int nranks = 1;
+  int members = 0;  // not 0: this rank is one of so many members of a communicator that grows
   Time deadline = kNever;       // on SystemClock()
   int timeout_ms = 0;           // the length of the deadline, for messages
   Time patience = 5 * kSecond;  // then a log line says what this rank waits for
@@ -44,8 +45,9 @@ struct JoinOptions {
   std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
   // INCCL_CONTROL_ALL_PAIRS: up to how many ranks all pairs connect; equal on all ranks.
   int all_pairs = ControlGraph::kAllPairs;
-  ListenRules listen;                            // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
-  const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
+  ListenRules listen;                               // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
+  const std::atomic<bool>* cancelled = nullptr;     // once true, the call soon ends with an error
+  std::function<Status()> why_cancelled = nullptr;  // what the other ranks are told then
   // What ranks do with their connections before any of them goes on, such as choosing transports;
   // an error of one fails all.
   std::function<Status(Mesh* mesh, bootstrap::RendezvousClient* rendezvous)> prepare = nullptr;
@@ -55,8 +57,9 @@ struct JoinOptions {
 // Uses the variables of sockets, secret_file and init_timeout_ms. `at_once`: the ranks come now or
 // never, so the rendezvous ends soon after a failure.
 Result<UniqueId> CreateUniqueId(const Environment& environment, bool at_once = false);
-// Ends the rendezvous of an id of this process, unless all ranks have joined.
-void WithdrawUniqueId(const UniqueId& id);
+// Ends the rendezvous of an id of this process, unless all ranks have joined; ranks that have come
+// are told why. No effect on ids of other processes.
+void WithdrawUniqueId(const UniqueId& id, const Status& why);
 
 // Any thread; the ranks may be threads or processes of any hosts. Returns kTimeout, naming the
 // missing ranks, kInvalidUsage if ranks do not fit together, kRemoteError if one died, or

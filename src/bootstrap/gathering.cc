@@ -69,6 +69,7 @@ const RankRecord* Gathering::Find(uint32_t rank) const {
 
 Gathering::Verdict Gathering::Add(const Registration& registration, Status* why) {
   const uint32_t rank = registration.record.rank;
+  bool replaces = false;
   if (!first_) {
     ranks_.resize(registration.nranks);
     first_ = rank;
@@ -76,15 +77,24 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
     const Registration& first = *ranks_[*first_];
     const bool same_size = registration.nranks == first.nranks;
     if (same_size && ranks_[rank]) {
-      *why = InvalidUsage(ClaimedTwice(ranks_[rank]->record, registration.record));
-      return Verdict::kRefused;
+      replaces = registration.members != 0 && ranks_[rank]->members == 0;
+      if (!replaces) {
+        *why = InvalidUsage(ClaimedTwice(ranks_[rank]->record, registration.record));
+        return Verdict::kRefused;
+      }
     }
     *why = CheckAgainst(first, registration);
     if (!why->ok()) return Verdict::kBroken;
   }
+  if (replaces) {
+    *why = InvalidUsage(ClaimedTwice(registration.record, ranks_[rank]->record));
+  } else {
+    ++joined_;
+  }
   ranks_[rank] = registration;
-  ++joined_;
-  return Verdict::kJoined;
+  members_ = std::max(members_, registration.members);
+  if (registration.members != 0) ++members_joined_;
+  return replaces ? Verdict::kReplaces : Verdict::kJoined;
 }
 
 Status Gathering::CheckAgainst(const Registration& first, const Registration& other) const {
@@ -109,12 +119,12 @@ Status Gathering::CheckAgainst(const Registration& first, const Registration& ot
   return Status::Ok();
 }
 
-std::vector<int> Gathering::Missing() const {
+std::string Gathering::Missing() const {
   std::vector<int> missing;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank]) missing.push_back(static_cast<int>(rank));
   }
-  return missing;
+  return missing.empty() ? "a member" : ListRanks(missing);
 }
 
 std::vector<RankRecord> Gathering::records() const {

@@ -30,15 +30,20 @@ class Gathering {
  public:
   enum class Verdict : uint8_t {
     kJoined,
-    kRefused,  // only this registration fails: a duplicate
-    kBroken,   // all ranks fail: this registration does not fit the earlier ones
+    kReplaces,  // joined; the one that had this rank before fails: members keep their ranks
+    kRefused,   // only this registration fails: a duplicate
+    kBroken,    // all ranks fail: this registration does not fit the earlier ones
   };
-  // *why is set unless kJoined.
+  // *why is set unless kJoined. Of ranks that join a communicator which grows, none can take the
+  // place of a member, whoever comes first.
   Verdict Add(const Registration& registration, Status* why);
 
   int nranks() const { return static_cast<int>(ranks_.size()); }  // 0 before the first Add
-  bool complete() const { return joined_ > 0 && joined_ == ranks_.size(); }
-  std::vector<int> Missing() const;
+  bool complete() const {
+    return joined_ > 0 && joined_ == ranks_.size() && members_joined_ == members_;
+  }
+  // "rank 2", or "a member" where all ranks are taken, but one by who is none.
+  std::string Missing() const;
   const RankRecord& record(int rank) const { return ranks_[static_cast<size_t>(rank)]->record; }
   const RankRecord* Find(uint32_t rank) const;  // nullptr: not registered yet
   std::vector<RankRecord> records() const;
@@ -49,6 +54,7 @@ class Gathering {
   std::vector<std::optional<Registration>> ranks_;
   std::optional<uint32_t> first_;
   size_t joined_ = 0;
+  uint32_t members_ = 0, members_joined_ = 0;  // of a communicator that grows
 };
 
 }  // namespace inccl::bootstrap

@@ -93,6 +93,8 @@ struct Registration {
   RankRecord record;
   uint32_t number = 0;  // of the communicator, among those that ranks make with this key
   uint32_t nranks = 0;
+  // Not 0: this rank is one of so many members of a communicator that grows.
+  uint32_t members = 0;
   uint32_t timeout_ms = 0;  // for messages
   Time remaining = 0;       // time to its deadline when it sent this
   std::string agreement;

@@ -111,9 +111,8 @@ void Root::Expire(Time now) {
   if (now >= warn_at_) SayWhoIsMissing();
   if (now < deadline_) return;
   if (phase_ == Phase::kGathering) {
-    Fail(TimeoutError(fmt::format("{} of {} did not arrive within {} ms",
-                                  ListRanks(gathering_.Missing()), gathering_.nranks(),
-                                  timeout_ms_)));
+    Fail(TimeoutError(fmt::format("{} of {} did not arrive within {} ms", gathering_.Missing(),
+                                  gathering_.nranks(), timeout_ms_)));
   } else if (exchanges()) {
     Fail(TimeoutError(fmt::format("no word from {} of {} about the transport within {} ms",
                                   ListRanks(Awaited()), gathering_.nranks(), timeout_ms_)));
@@ -129,7 +128,7 @@ void Root::SayWhoIsMissing() {
   const bool gathers = phase_ == Phase::kGathering;
   Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
       "init: still waiting, after {} ms, for {} of {} to {}; the limit is {} ms",
-      options_.patience / kMillisecond, ListRanks(gathers ? gathering_.Missing() : Awaited()),
+      options_.patience / kMillisecond, gathers ? gathering_.Missing() : ListRanks(Awaited()),
       gathering_.nranks(),
       gathers       ? "come"
       : exchanges() ? "say something about the transport"
@@ -224,6 +223,14 @@ void Root::Register(Session* session, const Registration& registration) {
   if (verdict == Gathering::Verdict::kRefused) {
     Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", why.message());
     return session->Dismiss(MessageKind::kFailed, EncodeError(why));
+  }
+  if (verdict == Gathering::Verdict::kReplaces) {
+    Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", why.message());
+    for (Session* const other : sessions_) {
+      if (other != session && other->member() && other->rank == session->rank) {
+        other->Dismiss(MessageKind::kFailed, EncodeError(why));
+      }
+    }
   }
   session->state = Session::State::kJoined;
   expected_ranks_ = std::max(expected_ranks_, registration.nranks);
@@ -418,15 +425,14 @@ Status RendezvousServer::Add(const MeetingOptions& options,
   return Status::Ok();
 }
 
-void RendezvousServer::Close(const Nonce& communicator) {
+void RendezvousServer::Close(const Nonce& communicator, const Status& why) {
   const MutexLock lock(&mutex_);
   Meeting* const meeting = Find(communicator);
   if (meeting == nullptr || meeting->holders == 0) return;
   --meeting->holders;
   if (!meeting->options.of_job) {
-    for (const auto& [number, root] : meeting->roots) {
-      root->Fail(RemoteError("the rank that made the id does not want the communicator any more"));
-    }
+    for (const auto& [number, root] : meeting->roots) root->Fail(why);
+    if (meeting->roots.empty()) meeting->failure = why;
   }
   Wake();
 }
@@ -501,7 +507,10 @@ bool RendezvousServer::Expire(Time now) {
     Meeting& meeting = *at->second;
     std::erase_if(meeting.roots, [&](const auto& entry) {
       if (!entry.second->Finished(now)) return false;
-      if (!meeting.options.of_job) meeting.holders = 0;
+      if (!meeting.options.of_job) {
+        meeting.holders = 0;
+        meeting.failure = entry.second->failure();
+      }
       if (meeting.options.of_job && entry.second->complete()) {
         mutex_.AssertHeld();
         complete_[at->first].insert(entry.first);
@@ -661,6 +670,9 @@ void RendezvousServer::Register(Visitor* visitor, Bytes body) {
                            EncodeError(InvalidUsage(ClaimedTwice(self, registration->record))));
   }
   const auto complete = complete_.find(meeting.options.terms.communicator);
+  if (meeting.over() && !meeting.failure.ok()) {
+    return session.Dismiss(MessageKind::kFailed, EncodeError(meeting.failure));
+  }
   if ((meeting.over() && !meeting.options.of_job) ||
       (complete != complete_.end() && complete->second.contains(registration->number))) {
     return session.Dismiss(MessageKind::kFailed, EncodeError(TooLate()));

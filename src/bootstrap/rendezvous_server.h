@@ -99,6 +99,7 @@ class Root {
   Time NextDeadline() const;
   bool Finished(Time now) const;
   bool complete() const { return phase_ == Phase::kComplete; }
+  const Status& failure() const { return failure_; }
   size_t expected_ranks() const { return expected_ranks_; }
   // Whether this process knows already that its rank has failed: it comes again.
   bool IsAgain(const Registration& registration) const;
@@ -158,8 +159,9 @@ class RendezvousServer {
   Status OpenAt(const MeetingOptions& options, const SocketAddress& place,
                 const AddressFilter& sources, Admission admission, bool* in_use);
   // Ends what Open or OpenAt has begun. A unique id that has not served fails for ranks that have
-  // come, and late ones soon find nobody; a job's communicators that are being made go on.
-  void Close(const Nonce& communicator);
+  // come, with `why`, and late ones soon find nobody; a job's communicators that are being made go
+  // on.
+  void Close(const Nonce& communicator, const Status& why);
 
  private:
   struct Listener {
@@ -176,7 +178,8 @@ class RendezvousServer {
   struct Meeting {
     MeetingOptions options;
     std::vector<std::shared_ptr<Listener>> listeners;
-    int holders = 1;  // how often it is open
+    int holders = 1;      // how often it is open
+    Status failure = {};  // of a unique id: why it serves no longer, if not all ranks have joined
     // By the number of the communicator, the latest last.
     std::vector<std::pair<uint32_t, std::unique_ptr<Root>>> roots = {};
 

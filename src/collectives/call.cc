@@ -106,6 +106,7 @@ bool CallRecord::SameCall(const CallRecord& other) const {
 
 std::string CallRecord::ToString() const {
   if (purpose == Purpose::kSplit) return "split()";
+  if (purpose == Purpose::kGrow) return "grow()";
   std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
   if (Reduces(collective)) text += fmt::format(", {}", Name(op));
   if (HasRoot(collective)) text += fmt::format(", root={}", root);

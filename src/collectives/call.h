@@ -23,8 +23,8 @@ namespace inccl {
 
 // Keeps the library's own calls apart from the user's.
 // kWarmUp: runs the code of a call without its effects.
-enum class Purpose : uint8_t { kUser, kSplit, kWarmUp };
-inline constexpr int kPurposes = 2;
+enum class Purpose : uint8_t { kUser, kSplit, kGrow, kWarmUp };
+inline constexpr int kPurposes = 3;  // without kWarmUp, which other ranks never see
 
 enum class CallKind : uint8_t { kCollective, kSend, kRecv };
 

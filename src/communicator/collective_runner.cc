@@ -158,7 +158,8 @@ Status CollectiveRunner::Begin(const Call& given, Engine* engine) {
     return SumOnHosts(call);
   }
   // The user's algorithm filter does not apply to the library's own calls.
-  Plans* const plans = call.purpose == Purpose::kSplit ? &own_plans_ : &plans_;
+  const bool own = call.purpose == Purpose::kSplit || call.purpose == Purpose::kGrow;
+  Plans* const plans = own ? &own_plans_ : &plans_;
   const Result<Plan*> plan = plans->For(call, below_min_bytes);
   if (!plan.ok()) return plan.status();
   if (call.purpose == Purpose::kWarmUp) return Status::Ok();

@@ -215,10 +215,19 @@ struct Readiness {
     status.message().copy(readiness.why.data(), readiness.why.size() - 1);
     return readiness;
   }
+  std::string_view Why() const { return {why.data(), strnlen(why.data(), why.size())}; }
+};
+
+// What every member sends to the others about a growth.
+struct Growth {
+  int32_t nranks = 0, rank = 0;  // of the new communicator
+  uint8_t has_id = 0;
+  bootstrap::Nonce nonce{};  // of the id
+  Readiness ready;
 };
 
 template <typename T>
-Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
+Result<std::vector<T>> Exchange(Communicator* parent, Purpose purpose, const T& mine) {
   std::vector<T> all;
   const Status status = CatchOutOfMemory([&] {
     all.resize(static_cast<size_t>(parent->nranks()));
@@ -230,7 +239,7 @@ Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
     call.count = sizeof(T);
     call.send = &mine;
     call.recv = all.data();
-    call.purpose = Purpose::kSplit;
+    call.purpose = purpose;
     return parent->Run(call);
   });
   // Fails the parent, so that the other ranks do not wait for this one.
@@ -254,7 +263,10 @@ class OwnId {
     return id;
   }
   void Withdraw() {
-    if (id_) WithdrawUniqueId(*id_);
+    if (id_) {
+      WithdrawUniqueId(*id_, RemoteError("the rank that made the id does not want the "
+                                         "communicator any more"));
+    }
     id_.reset();
   }
 
@@ -275,7 +287,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
                                             const InitOptions& options) {
   const int rank = parent->rank();
   const uint64_t split = parent->NextSplit();
-  Result<std::vector<Wish>> wishes = Exchange(parent, Wish{color, key});
+  Result<std::vector<Wish>> wishes = Exchange(parent, Purpose::kSplit, Wish{color, key});
   if (!wishes.ok()) return wishes.status();
   std::vector<int> members;
   const bool takes_part = color >= 0;
@@ -303,16 +315,15 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   });
   if (!prepared.ok()) return parent->MakeSticky(prepared);
   // Every rank takes part, even after an error, because the others wait for it.
-  Result<std::vector<Readiness>> all = Exchange(parent, Readiness::Of(failure));
+  Result<std::vector<Readiness>> all = Exchange(parent, Purpose::kSplit, Readiness::Of(failure));
   if (!failure.ok()) return failure;
   if (!all.ok()) return all.status();
   if (!takes_part) return std::shared_ptr<Communicator>();
   for (const int member : members) {
     const Readiness& theirs = (*all)[static_cast<size_t>(member)];
     if (theirs.code == 0) continue;
-    const std::string_view why(theirs.why.data(), strnlen(theirs.why.data(), theirs.why.size()));
     return RemoteError(fmt::format("{}: split: rank {} cannot join: {}", parent->rank_name(),
-                                   member, Escaped(why)));
+                                   member, Escaped(theirs.Why())));
   }
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Result<UniqueId> id =
@@ -365,6 +376,107 @@ Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitO
   }
   shrunk.last_completed = outcome->last_completed;
   return shrunk;
+}
+
+namespace {
+
+// Why what the members want does not fit together; every member finds the same.
+Status CheckGrowth(const std::vector<Growth>& members, int* holder) {
+  *holder = -1;
+  const int nranks = members[0].nranks;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Growth& member = members[i];
+    if (member.ready.code != 0) {
+      return RemoteError(fmt::format("rank {} cannot join: {}", i, Escaped(member.ready.Why())));
+    }
+    if (member.nranks != nranks) {
+      return InvalidUsage(
+          fmt::format("nranks differ: {} on rank 0, {} on rank {}", nranks, member.nranks, i));
+    }
+    if (member.rank < 0 || member.rank >= nranks) {
+      return InternalError(fmt::format("rank {} sent rank {} of {}", i, member.rank, nranks));
+    }
+  }
+  std::vector<int> taken_by(static_cast<size_t>(nranks), -1);
+  for (int r = 0; r < static_cast<int>(members.size()); ++r) {
+    const Growth& member = members[static_cast<size_t>(r)];
+    int& owner = taken_by[static_cast<size_t>(member.rank)];
+    if (owner >= 0) {
+      return InvalidUsage(fmt::format("ranks {} and {} both take rank {} of the new communicator",
+                                      owner, r, member.rank));
+    }
+    owner = r;
+    if (member.has_id == 0) continue;
+    if (*holder >= 0 && members[static_cast<size_t>(*holder)].nonce != member.nonce) {
+      return InvalidUsage(fmt::format("the ids of ranks {} and {} differ", *holder, r));
+    }
+    if (*holder < 0) *holder = r;
+  }
+  if (*holder < 0) return InvalidUsage("no member passes an id");
+  return Status::Ok();
+}
+
+// *meeting: the id once this rank knows it.
+Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks,
+                                                const UniqueId* id, int rank,
+                                                const InitOptions& options,
+                                                std::optional<UniqueId>* meeting) {
+  if (id != nullptr) *meeting = *id;
+  const uint64_t number = parent->NextSplit();
+  Growth mine;
+  mine.nranks = nranks;
+  mine.rank = rank;
+  if (id != nullptr) {
+    mine.has_id = 1;
+    mine.nonce = id->nonce;
+  }
+  mine.ready = Readiness::Of(bootstrap::EnsureDescriptors(static_cast<size_t>(nranks)));
+  Result<std::vector<Growth>> members = Exchange(parent, Purpose::kGrow, mine);
+  if (!members.ok()) return members.status();
+  const auto of_grow = [&](const Status& status) {
+    return Status(status.code(),
+                  fmt::format("{}: grow: {}", parent->rank_name(), status.message()));
+  };
+  int holder = -1;
+  if (Status fits = CheckGrowth(*members, &holder); !fits.ok()) return of_grow(fits);
+  if (holder == parent->rank()) {
+    for (int r = 0; r < parent->nranks(); ++r) {
+      if ((*members)[static_cast<size_t>(r)].has_id != 0) continue;
+      parent->invitations()->Send(r, number, *id);
+    }
+  } else if (id == nullptr) {
+    const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
+    Result<UniqueId> sent =
+        parent->invitations()->Await(holder, number, deadline, parent->failed_flag());
+    if (!sent.ok()) return parent->CauseOf(of_grow(sent.status()));
+    *meeting = *std::move(sent);
+  }
+  // As in a split, the death of a member ends the join. The parent outlives a joiner that fails.
+  Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
+      nranks, rank, ForJoining(options),
+      [&](const JoinOptions& join) {
+        JoinOptions as_member = join;
+        as_member.members = parent->nranks();
+        as_member.why_cancelled = [parent] {
+          return parent->CauseOf(RemoteError("its communicator has failed"));
+        };
+        return JoinWithId(**meeting, as_member);
+      },
+      parent->failed_flag());
+  if (!joined.ok()) return parent->CauseOf(joined.status());
+  return joined;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> Grow(Communicator* parent, int nranks, const UniqueId* id,
+                                           int rank, const InitOptions& options) {
+  std::optional<UniqueId> meeting;
+  Result<std::shared_ptr<Communicator>> made =
+      TryToGrow(parent, nranks, id, rank, options, &meeting);
+  // The process that made the id tells those who come to it.
+  if (!made.ok() && meeting) WithdrawUniqueId(*meeting, made.status());
+  return made;
 }
 
 }  // namespace inccl

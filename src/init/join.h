@@ -31,7 +31,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
 Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
                                                                const InitOptions& options);
 
-// Makes communicators from a communicator: split and shrink.
+// Makes communicators from a communicator: split, shrink and grow.
 
 // Returns nullptr for color -1. Collective over the parent.
 Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
@@ -42,6 +42,11 @@ struct Shrunk {
   uint64_t last_completed = 0;  // operations of the parent that completed on every member
 };
 Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options);
+
+// The part of a member of the parent; the others join with JoinWithId. The members' ranks and their
+// id may differ in that some have none: who has no id (nullptr) gets it from who has.
+Result<std::shared_ptr<Communicator>> Grow(Communicator* parent, int nranks, const UniqueId* id,
+                                           int rank, const InitOptions& options);
 
 }  // namespace inccl
 

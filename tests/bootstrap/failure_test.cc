@@ -185,7 +185,7 @@ TEST(FailureTest, ASecondRank0IsToldBeforeTheFirstHasRegistered) {
     return 0;
   });
   EXPECT_EQ(processes.Wait(second), 0);
-  RendezvousServer::Get().Close(target.terms.communicator);
+  RendezvousServer::Get().Close(target.terms.communicator, RemoteError("withdrawn"));
 }
 
 // Another rendezvous still has the name, and no longer answers.

@@ -320,7 +320,7 @@ TEST(GatheringTest, CompleteWhenAllHaveCome) {
     EXPECT_EQ(gathering.Add(Sample(rank), &why), Gathering::Verdict::kJoined);
     EXPECT_FALSE(gathering.complete());
   }
-  EXPECT_EQ(gathering.Missing(), std::vector<int>{1});
+  EXPECT_EQ(gathering.Missing(), "rank 1");
   EXPECT_EQ(gathering.Add(Sample(1), &why), Gathering::Verdict::kJoined);
   EXPECT_TRUE(gathering.complete());
   ASSERT_EQ(gathering.records().size(), 4u);
@@ -338,6 +338,32 @@ TEST(GatheringTest, TheFirstOfTwoWins) {
   EXPECT_EQ(why.code(), Code::kInvalidUsage);
   EXPECT_EQ(why.message(), "rank 1 is claimed twice: first by 1@node:1001, then by 1@node:77");
   EXPECT_EQ(gathering.record(1).pid, 1001u);
+}
+
+// Members of a communicator that grows keep their ranks, and all of them are awaited.
+TEST(GatheringTest, MembersComeBeforeThoseWhoJoin) {
+  const auto member = [](uint32_t rank) {
+    Registration registration = Sample(rank);
+    registration.members = 3;
+    return registration;
+  };
+  Gathering gathering;
+  Status why;
+  Registration stranger = Sample(1);
+  stranger.record.pid = 77;
+  EXPECT_EQ(gathering.Add(stranger, &why), Gathering::Verdict::kJoined);
+  EXPECT_EQ(gathering.Add(member(0), &why), Gathering::Verdict::kJoined);
+  EXPECT_EQ(gathering.Add(member(2), &why), Gathering::Verdict::kJoined);
+  EXPECT_EQ(gathering.Missing(), "rank 3");
+  EXPECT_EQ(gathering.Add(Sample(3), &why), Gathering::Verdict::kJoined);
+  EXPECT_FALSE(gathering.complete());
+  EXPECT_EQ(gathering.Missing(), "a member");
+  EXPECT_EQ(gathering.Add(member(1), &why), Gathering::Verdict::kReplaces);
+  EXPECT_EQ(why.message(), "rank 1 is claimed twice: first by 1@node:1001, then by 1@node:77");
+  EXPECT_TRUE(gathering.complete());
+  EXPECT_EQ(gathering.record(1).pid, 1001u);
+  EXPECT_EQ(gathering.Add(stranger, &why), Gathering::Verdict::kRefused);
+  EXPECT_EQ(gathering.Add(member(2), &why), Gathering::Verdict::kRefused);
 }
 
 TEST(GatheringTest, DifferencesNameBothRanksAndBothValues) {

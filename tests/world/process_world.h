@@ -29,6 +29,7 @@ struct Report {
   std::atomic<double> seconds{0};  // of the last call
   std::atomic<uint64_t> calls{0};  // that succeeded
   std::atomic<uint64_t> counters[kCounters]{};
+  ccl_unique_id_t id{};  // what this rank has made for others, before its next stage
   char text[3000]{};
   char left_behind[500]{};  // what the baseline found
 

@@ -375,6 +375,29 @@ INCCL_NCCL_EXPORT(int, CommShrink,
   return result;
 }
 
+INCCL_NCCL_EXPORT(int, CommGetUniqueId, (Comm comm, UniqueId* id)) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  return From(library->comm_get_unique_id(comm, reinterpret_cast<ccl_unique_id_t*>(id)));
+}
+
+INCCL_NCCL_EXPORT(int, CommGrow,
+                  (Comm comm, int nranks, const UniqueId* id, int rank, Comm* newcomm,
+                   Config* config)) {
+  if (comm == nullptr && id != nullptr) {
+    return inccl::nccl::Init("ncclCommGrow", newcomm, nranks, *id, rank, config);
+  }
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  OwnConfig own;
+  ResultCode result = inccl::nccl::Convert(config, &own);
+  if (result != CCL_SUCCESS) return Fail(result);
+  result = From(library->comm_grow(comm, nranks, reinterpret_cast<const ccl_unique_id_t*>(id), rank,
+                                   newcomm, config == nullptr ? nullptr : &own.config));
+  inccl::nccl::CreatedFrom(result, comm, newcomm, config, own);
+  return result;
+}
+
 INCCL_NCCL_EXPORT(int, CommRevoke, (Comm comm, int flags)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;

@@ -27,6 +27,8 @@ namespace inccl::nccl {
   X(comm_device)                \
   X(comm_finalize)              \
   X(comm_get_async_error)       \
+  X(comm_get_unique_id)         \
+  X(comm_grow)                  \
   X(comm_init_all)              \
   X(comm_init_rank_config)      \
   X(comm_register)              \

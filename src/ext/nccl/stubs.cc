@@ -28,8 +28,6 @@ using inccl::nccl::Warn;
 #define INCCL_NCCL_STUB(name) \
   INCCL_NCCL_EXPORT(int, name, ()) { return inccl::nccl::NotSupported(#name); }
 
-INCCL_NCCL_STUB(CommGetUniqueId)
-INCCL_NCCL_STUB(CommGrow)
 INCCL_NCCL_STUB(CommQueryProperties)
 INCCL_NCCL_STUB(DevCommCreate)
 INCCL_NCCL_STUB(DevCommDestroy)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API: split and shrink.
+// The C API: communicators of communicators: split, shrink, grow.
 #include <fmt/format.h>
 
 #include <exception>
@@ -232,6 +232,72 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
       return inccl::Part{std::move(made->communicator), made->last_completed};
     };
     return inccl::Divide(comm, {shrink}, *options, newcomm);
+  });
+}
+
+ccl_result_t ccl_comm_get_unique_id(ccl_comm_t comm, ccl_unique_id_t* id) {
+  return Guarded([&]() -> Status {
+    const Lease lease(comm, Need::kReady);
+    if (!lease.ok()) return lease.status();
+    if (id == nullptr) return InvalidArgument("id: NULL");
+    // After a failure this process goes on, so its rank need not stay to tell those who come late.
+    Result<inccl::UniqueId> made =
+        inccl::CreateUniqueId(comm->options.environment, /*at_once=*/true);
+    if (!made.ok()) return made.status();
+    comm->WithdrawInvitation();
+    comm->invitation = *made;
+    made->Encode(reinterpret_cast<std::byte*>(id->internal));
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_comm_grow(ccl_comm_t comm, int nranks, const ccl_unique_id_t* id, int rank,
+                           ccl_comm_t* newcomm, const ccl_config_t* config) {
+  if (comm == nullptr && id != nullptr) {
+    return ccl_comm_init_rank_config(newcomm, nranks, *id, rank, config);
+  }
+  return inccl::GuardedInGroup([&]() -> Status {
+    if (comm == nullptr) {
+      return InvalidArgument("comm and id: both NULL; a rank that joins passes the id");
+    }
+    const Lease lease(comm, Need::kReady);
+    if (!lease.ok()) return lease.status();
+    if (newcomm == nullptr) return InvalidArgument("newcomm: NULL");
+    *newcomm = nullptr;
+    if (nranks <= lease->nranks() || nranks > inccl::kMaxRanks) {
+      return InvalidArgument(
+          fmt::format("nranks: {} is not in ({}, {}]", nranks, lease->nranks(), inccl::kMaxRanks));
+    }
+    if (rank < -1 || rank >= nranks) {
+      return InvalidArgument(
+          fmt::format("rank: {} is neither -1, for that in comm, nor in [0, {})", rank, nranks));
+    }
+    std::optional<inccl::UniqueId> meeting;
+    if (id != nullptr) {
+      Result<inccl::UniqueId> decoded =
+          inccl::UniqueId::Decode(reinterpret_cast<const std::byte*>(id->internal));
+      if (!decoded.ok()) return decoded.status();
+      meeting = *std::move(decoded);
+    }
+    return inccl::SharingOutOfMemory(comm->impl.get(), [&]() -> Status {
+      Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
+      if (!options.ok()) return options.status();
+      const auto grow = [parent = comm->impl, nranks, meeting,
+                         rank = rank < 0 ? lease->rank() : rank,
+                         options = *options]() -> Result<inccl::Part> {
+        inccl::Part part;
+        const Status status = inccl::SharingOutOfMemory(parent.get(), [&]() -> Status {
+          Result<std::shared_ptr<inccl::Communicator>> made =
+              inccl::Grow(parent.get(), nranks, meeting ? &*meeting : nullptr, rank, options);
+          if (!made.ok()) return made.status();
+          part.communicator = *std::move(made);
+          return Status::Ok();
+        });
+        if (!status.ok()) return status;
+        return part;
+      };
+      return inccl::Divide(comm, {grow}, *options, newcomm);
+    });
   });
 }
 

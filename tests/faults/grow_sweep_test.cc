@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Three ranks grow by one, and a process dies at every fault point that it passes meanwhile: the
+// one that joins, the member whose id it has, or another member. After the death of the one that
+// joins the members go on as before; after that of a member all learn who it was.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "base/rng.h"
+#include "faults/fault_test.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kMembers = 3, kRanks = 4, kJoiner = 3;
+constexpr size_t kCasesElsewhere = 16;  // over other transports than shared memory, at random
+
+struct Case {
+  int victim;
+  size_t point;
+  uint64_t hit;
+};
+
+ccl_result_t Sum(ccl_comm_t comm, float* x) {
+  return ccl_allreduce(x, x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+}
+
+// A rank of the larger communicator sums until a death ends that.
+void SumUntilAnError(const Side& side, ccl_comm_t larger) {
+  ccl_result_t result = CCL_SUCCESS;
+  double start = 0;
+  const double limit = Seconds() + 20.0 * kSlowness;
+  while (result == CCL_SUCCESS && Seconds() < limit) {
+    start = Seconds();
+    float x = 1;
+    result = Sum(larger, &x);
+    if (result == CCL_SUCCESS) {
+      EXPECT_EQ(x, kRanks);
+    }
+  }
+  side.mine().seconds = Seconds() - start;
+  side.mine().result = result;
+  side.mine().SetText(ccl_get_last_error(larger));
+}
+
+// Stages: 1, an id is there; 2, the communicator has grown. With `c` null nobody dies, and all
+// count what they pass.
+int Body(const Side& side, const Case* c) {
+  const int rank = side.rank();
+  ccl_comm_t comm = nullptr, larger = nullptr;
+  if (rank < kMembers) {
+    EXPECT_EQ(ccl_comm_init_rank(&comm, kMembers, side.Id(), rank), CCL_SUCCESS);
+    if (rank == 0) {
+      EXPECT_EQ(ccl_comm_get_unique_id(comm, &side.mine().id), CCL_SUCCESS);
+      side.mine().stage = 1;
+    }
+  }
+  EXPECT_TRUE(side.Await(0, 1));
+  const ccl_unique_id_t id = side.of(0).id;
+  fault::Plan plan;
+  if (c != nullptr && rank == c->victim) {
+    plan = {.point = c->point, .hit = c->hit, .action = fault::Action::kKill};
+  }
+  fault::Arm(plan);
+  const double start = Seconds();
+  const ccl_result_t grown =
+      ccl_comm_grow(comm, kRanks, rank == 0 || rank == kJoiner ? &id : nullptr,
+                    rank == kJoiner ? kJoiner : -1, &larger, nullptr);
+  side.mine().seconds = Seconds() - start;
+  side.mine().result = grown;
+  side.mine().SetText(grown == CCL_SUCCESS ? "" : ccl_get_last_error(nullptr));
+  if (grown == CCL_SUCCESS) side.mine().stage = 2;
+  if (c == nullptr) {
+    usleep(20000);  // the thread of the rendezvous may still be busy with its last words
+    for (size_t i = 0; i < fault::kPointCount; ++i) side.mine().counters[i] = fault::Hits(i);
+  } else if (grown == CCL_SUCCESS) {
+    SumUntilAnError(side, larger);
+  }
+  fault::Disarm();
+  if (c != nullptr && comm != nullptr) {
+    float x = 1;
+    const ccl_result_t after = Sum(comm, &x);
+    if (c->victim == kJoiner) {
+      EXPECT_EQ(after, CCL_SUCCESS) << ccl_get_last_error(comm);
+      EXPECT_EQ(x, kMembers);
+    } else {
+      EXPECT_EQ(after, CCL_REMOTE_ERROR) << ccl_get_last_error(comm);
+    }
+  }
+  EXPECT_EQ(ccl_comm_destroy(larger), CCL_SUCCESS);
+  EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+  return 0;
+}
+
+std::vector<Case> Cases(const std::string& transport) {
+  ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, nullptr); });
+  world.ExpectAllExited();
+  std::vector<Case> cases;
+  for (size_t point = 0; point < fault::kPointCount; ++point) {
+    if (fault::kPoints[point].starts_with("destroy.")) continue;
+    for (const int victim : {0, 1, kJoiner}) {
+      const uint64_t times = world.report(victim).counters[point];
+      for (uint64_t hit = 1; hit <= std::min<uint64_t>(times, kSanitized ? 1 : 2); ++hit) {
+        cases.push_back({victim, point, hit});
+      }
+    }
+  }
+  EXPECT_GT(cases.size(), 40u);
+  if (transport == "shm") return cases;
+  Rng rng(TestSeed());
+  for (size_t i = 0; i < kCasesElsewhere; ++i) {
+    std::swap(cases[i], cases[i + rng.Below(cases.size() - i)]);
+  }
+  cases.resize(kCasesElsewhere);
+  return cases;
+}
+
+void Check(const Case& c, ProcessWorld& world) {
+  SCOPED_TRACE(fmt::format("rank={};point={};hit={}", c.victim, fault::kPoints[c.point], c.hit));
+  const std::vector<RankEnd>& ends = world.Wait();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const RankEnd& end = ends[static_cast<size_t>(rank)];
+    if (rank == c.victim) {
+      EXPECT_TRUE(end.Killed(SIGKILL)) << "rank " << rank << " " << end.Describe();
+      continue;
+    }
+    EXPECT_TRUE(end.Exited()) << "rank " << rank << " " << end.Describe();
+    const Report& report = world.report(rank);
+    const std::string text = report.text;
+    const bool joined = report.stage == 2;
+    EXPECT_LT(report.seconds, (joined ? kLocalDeathSeconds : kInitSeconds) + SlackSeconds())
+        << text;
+    EXPECT_TRUE(report.result == CCL_REMOTE_ERROR || (!joined && report.result == CCL_TIMEOUT))
+        << report.result << ": " << text;
+    // Where the member has died whose process the ranks meet at, the joiner knows its address
+    // alone.
+    EXPECT_TRUE(
+        Matches(text, fmt::format("(peer|rank) {}@[^ :]+:{}", c.victim, world.pid(c.victim))) ||
+        (!joined &&
+         Matches(text, fmt::format("ranks? ([0-9]+, )*{}(, [0-9]+)* of 4 did not", c.victim))) ||
+        (!joined && rank == kJoiner && Matches(text, "rendezvous at [0-9.]+:[0-9]+")))
+        << "rank " << rank << ": " << text << " does not name rank " << c.victim << ", process "
+        << world.pid(c.victim);
+  }
+}
+
+class GrowSweepTest : public TransportFaultTest {
+ protected:
+  GrowSweepTest() : TransportFaultTest(kShortLimits) {}
+};
+
+TEST_P(GrowSweepTest, Row29_AProcessDiesAtEveryPointOfGrowing) {
+  ForRow("29");
+  const std::vector<Case> cases = Cases(GetParam());
+  RecordProperty("cases", static_cast<int>(cases.size()));
+  RunWorlds(
+      cases.size(), WorldsAtOnce(8),
+      [&](size_t i) {
+        return std::make_unique<ProcessWorld>(
+            WorldOptions{.nranks = kRanks},
+            [&](const Side& side) { return Body(side, &cases[i]); });
+      },
+      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+}
+INSTANTIATE_OVER_TRANSPORTS(GrowSweepTest);
+
+}  // namespace
+}  // namespace inccl::test
