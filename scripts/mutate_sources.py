@@ -231,7 +231,7 @@ SOURCE_EDITS = [
     ("an attempt again", "bootstrap/rendezvous_server.cc",
      "options.of_job && at->second->IsAgain(registration)", "false", "bootstrap/comm_id_test.cc"),
     ("an id serves once", "bootstrap/rendezvous_server.cc",
-     "if (!meeting.options.of_job) meeting.holders = 0;", "", "bootstrap/failure_test.cc"),
+     "meeting.holders = 0;", "", "bootstrap/failure_test.cc"),
     ("a second rank 0", "bootstrap/rendezvous_server.cc", "session.rank == 0 && !session.own()", "false",
      "bootstrap/failure_test.cc"),
     ("the number of a creation that failed", "bootstrap/bootstrap.cc",

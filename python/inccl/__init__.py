@@ -13,6 +13,7 @@ from ._library import (CompressionStats, CudaError, Error, InternalError, Invali
                        InvalidUsage, OperatingSystemError, RemoteError, Result, Timeout,
                        library_version)
 from ._objects import Codec, Reducer, ReducerState, Residual, Stream, alloc, empty, group, unique_id
+from ._state import sync_state
 from ._types import AVG, IN_PLACE, MAX, MIN, PROD, SUM, DataType, Op
 from .communicator import Communicator, PremulSum, init, init_all
 
@@ -26,5 +27,6 @@ __all__ = [
     "IN_PLACE", "InternalError", "InvalidArgument", "InvalidUsage", "MAX", "MIN", "Op",
     "OperatingSystemError", "PROD", "PremulSum", "Reducer", "ReducerState", "RemoteError", "Residual", "Result", "SUM",
     "Stream",
-    "Timeout", "alloc", "empty", "group", "init", "init_all", "library_version", "unique_id",
+    "Timeout", "alloc", "empty", "group", "init", "init_all", "library_version", "sync_state",
+    "unique_id",
 ]

@@ -116,7 +116,7 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
         contains a secret, and serves while this process and communicator live."""
         made = UniqueId()
         check(lib.ccl_comm_get_unique_id(self._get(), byref(made)))
-        return bytes(made.internal)
+        return bytes(made)
 
     @takes_options
     def grow(self, size: int, id: Optional[bytes] = None, rank: Optional[int] = None,

@@ -184,21 +184,11 @@ Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTab
   return Status::Ok();
 }
 
-bool IsCancelled(const JoinOptions& options) {
-  return options.cancelled != nullptr && options.cancelled->load();
-}
-
-// What the other ranks are told of an error of this one.
-Status WordTo(const JoinOptions& options, const Status& ours) {
-  return IsCancelled(options) && options.why_cancelled ? options.why_cancelled() : ours;
-}
-
 // Reports a failure to the rendezvous, which reports the first failure it received to all ranks.
-Status AgreeOnFailure(const JoinOptions& options, const Status& ours, const RankRecord& self,
-                      RendezvousClient* root) {
+Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
   if (root->verdict().ok()) {
     root->LimitTo(SystemClock().Now() + kNewsGrace);
-    (void)root->Send(MessageKind::kFailed, EncodeError(WordTo(options, ours)));
+    (void)root->Send(MessageKind::kFailed, EncodeError(ours));
     const Status news = root->Await(MessageKind::kGo).status();
     // The rendezvous has gone: it may have died first, and the missing peer may have left for that.
     const bool named = ours.message().find(root->name()) != std::string::npos;
@@ -326,12 +316,7 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   if (!status.ok()) return status;
   FAULT_POINT("bootstrap.after_register");
   Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);
-  if (!body.ok()) {
-    if (IsCancelled(options)) {
-      (void)root.Send(MessageKind::kFailed, EncodeError(WordTo(options, body.status())));
-    }
-    return body.status();
-  }
+  if (!body.ok()) return body.status();
   FAULT_POINT("bootstrap.after_table");
   Result<RankTable> table = RankTable::Decode(*body, registration.nranks);
   if (!table.ok()) return named(table.status());
@@ -341,7 +326,7 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
   status = WireMesh(options, target.terms.key, *table, std::move(listeners), &root, &mesh, &open);
   if (status.ok() && options.prepare) status = options.prepare(&mesh, &root);
-  if (!status.ok()) return AgreeOnFailure(options, status, registration.record, &root);
+  if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
   FAULT_POINT("bootstrap.after_done");

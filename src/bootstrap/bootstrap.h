@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "bootstrap/crypto.h"
@@ -45,9 +46,8 @@ struct JoinOptions {
   std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
   // INCCL_CONTROL_ALL_PAIRS: up to how many ranks all pairs connect; equal on all ranks.
   int all_pairs = ControlGraph::kAllPairs;
-  ListenRules listen;                               // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
-  const std::atomic<bool>* cancelled = nullptr;     // once true, the call soon ends with an error
-  std::function<Status()> why_cancelled = nullptr;  // what the other ranks are told then
+  ListenRules listen;     // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
+  Cancel cancelled = {};  // once requested, the call soon ends with it
   // What ranks do with their connections before any of them goes on, such as choosing transports;
   // an error of one fails all.
   std::function<Status(Mesh* mesh, bootstrap::RendezvousClient* rendezvous)> prepare = nullptr;

@@ -228,9 +228,7 @@ Status LookUp(const std::shared_ptr<Lookup>& lookup, const LookupLimits& limits)
       return TimeoutError(
           fmt::format("no name server has answered within {} ms", (now - begin) / kMillisecond));
     }
-    if (limits.cancelled != nullptr && limits.cancelled->load()) {
-      return RemoteError("this rank ended the creation of the communicator");
-    }
+    if (Status status = limits.cancelled.Check(); !status.ok()) return status;
     lookup->changed.WaitFor(&lookup->mutex, std::min(limits.deadline - now, kCancelLag));
   }
   return Status::Ok();

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "bootstrap/launcher.h"
@@ -106,10 +107,10 @@ void SetScopes(std::string_view pattern, std::vector<UniqueIdAddress>* addresses
 // The rate of the link of the first interface in Mbit/s, as its driver says; 0 if it does not know.
 uint32_t LinkMbps(std::string_view pattern);
 
-// Limits of a wait for a name server; `cancelled` may be null.
+// Limits of a wait for a name server.
 struct LookupLimits {
   Time deadline = kNever;
-  const std::atomic<bool>* cancelled = nullptr;
+  Cancel cancelled = {};
 };
 
 // The address of INCCL_COMM_ID, "host:port" or "[IPv6]:port"; a name is looked up. Errors:

@@ -37,10 +37,6 @@ std::string_view Text(const GetEnv& get, const char* name) {
 
 }  // namespace
 
-Status LauncherStore::Cancelled() {
-  return RemoteError("this rank ended the creation of the communicator");
-}
-
 Status LauncherStore::TimedOut(const char* request) const {
   return TimeoutError(fmt::format("{}: no answer of the launcher in time to {}", name(), request));
 }
@@ -65,7 +61,7 @@ Result<std::string> LauncherStore::Share(const std::function<std::string()>& mak
     thread_ = *std::move(thread);
   }
   while (!result_) {
-    if (IsCancelled(terms)) return Cancelled();
+    if (Status status = terms.cancelled.Check(); !status.ok()) return status;
     const Time now = SystemClock().Now();
     if (now >= terms.deadline) return TimedOut("a barrier of all ranks, or rank 0's value");
     changed_.WaitFor(&mutex_, std::min(terms.deadline - now, bootstrap::kCancelLag));
@@ -200,7 +196,7 @@ Result<std::string> PmiStore::ReadLine(const Terms& terms) {
       unread_.erase(0, end + 1);
       return line;
     }
-    if (IsCancelled(terms)) return Cancelled();
+    if (Status status = terms.cancelled.Check(); !status.ok()) return status;
     const Time now = SystemClock().Now();
     if (now >= terms.deadline) return TimedOut("a barrier of all ranks, or rank 0's value");
     if (!WaitFor(fd_, POLLIN, std::min(terms.deadline, now + kCancelLag))) continue;
@@ -367,7 +363,7 @@ Result<std::string> PmixStore::Await(const char* what, const Terms& terms, Funct
   (void)context.release();  // the callback frees it
   const MutexLock lock(&pending->mutex);
   while (!pending->done) {
-    if (IsCancelled(terms)) return Cancelled();
+    if (Status status = terms.cancelled.Check(); !status.ok()) return status;
     const Time now = SystemClock().Now();
     if (now >= terms.deadline) return TimedOut(what);
     pending->changed.WaitFor(&pending->mutex, std::min(terms.deadline - now, kCancelLag));

@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/status.h"
@@ -29,7 +30,7 @@ class LauncherStore {
   struct Terms {
     int rank = 0;
     Time deadline = kNever;
-    const std::atomic<bool>* cancelled = nullptr;
+    Cancel cancelled = {};
   };
   // All ranks call this; returns rank 0's value, which consists of hexadecimal digits: the first
   // call of rank 0 makes it, later calls return the same. Thread-safe. The exchange goes on if its
@@ -42,10 +43,6 @@ class LauncherStore {
   virtual Result<std::string> Exchange(const std::string& value, const Terms& terms) = 0;
   // Derived classes call it when they are destroyed.
   void Stop();
-  static bool IsCancelled(const Terms& terms) {
-    return terms.cancelled != nullptr && terms.cancelled->load();
-  }
-  static Status Cancelled();
   // kTimeout: the launcher does not answer to `request`.
   Status TimedOut(const char* request) const;
 

@@ -31,12 +31,12 @@ uint32_t MostBody(int nranks) {
 }  // namespace
 
 bool RendezvousClient::WaitFor(int fd, short events, Time until, const ClientOptions& options) {
-  while (options.cancelled != nullptr && !options.cancelled->load()) {
+  while (options.cancelled.possible() && !options.cancelled.requested()) {
     const Time next = std::min(until, SystemClock().Now() + kCancelLag);
     if (bootstrap::WaitFor(fd, events, next)) return true;
     if (next == until) return false;
   }
-  return options.cancelled == nullptr && bootstrap::WaitFor(fd, events, until);
+  return !options.cancelled.possible() && bootstrap::WaitFor(fd, events, until);
 }
 
 Status RendezvousClient::NamedBy(const ClientOptions& options, const Status& status) {
@@ -46,8 +46,8 @@ Status RendezvousClient::NamedBy(const ClientOptions& options, const Status& sta
 }
 
 Status RendezvousClient::CancelledBy(const ClientOptions& options) {
-  if (options.cancelled == nullptr || !options.cancelled->load()) return Status::Ok();
-  return NamedBy(options, RemoteError("this rank ended the creation of the communicator"));
+  const Status cancelled = options.cancelled.Check();
+  return cancelled.ok() ? cancelled : NamedBy(options, cancelled);
 }
 
 RendezvousClient::RendezvousClient(UniqueFd fd, StreamCipher cipher, std::string root_name,
@@ -120,9 +120,13 @@ Result<std::vector<std::byte>> RendezvousClient::Await(MessageKind kind) {
       }
       return std::vector<std::byte>((*frame)->body.begin(), (*frame)->body.end());
     }
-    if (Status status = CheckCancelled(); !status.ok()) return status;
+    if (Status status = CheckCancelled(); !status.ok()) {
+      // The others learn why this rank leaves, and do not take it for dead.
+      (void)Send(MessageKind::kFailed, EncodeError(status));
+      return status;
+    }
     const Time now = SystemClock().Now();
-    const Time next = options_.cancelled == nullptr ? until : std::min(until, now + kCancelLag);
+    const Time next = !options_.cancelled.possible() ? until : std::min(until, now + kCancelLag);
     if (!bootstrap::WaitFor(fd_.get(), POLLIN, next) && next == until) {
       return Named(TimeoutError(fmt::format("the rendezvous at {} did not answer within {} ms",
                                             root_name_, options_.timeout_ms)));

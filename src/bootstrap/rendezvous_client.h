@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
@@ -41,9 +42,9 @@ struct RootTarget {
 struct ClientOptions {
   int rank = 0, nranks = 1;
   Time deadline = kNever;
-  int timeout_ms = 0;                            // for messages
-  Time patience = kPatience;                     // then a log line reports the missing rendezvous
-  const std::atomic<bool>* cancelled = nullptr;  // true ends every wait within kCancelLag
+  int timeout_ms = 0;         // for messages
+  Time patience = kPatience;  // then a log line reports the missing rendezvous
+  Cancel cancelled = {};      // ends every wait within kCancelLag
 };
 
 class RendezvousClient {

@@ -149,6 +149,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
       break;
     case MessageKind::kFailed:
       if (session->member()) {
+        if (!waits()) return;
         const Status theirs = DecodeError(frame.body);
         const std::string name = NameOf(gathering_.record(static_cast<int>(session->rank)));
         return Fail(

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/rank_name.h"
@@ -63,8 +64,8 @@ class Communicator {
   Status Publish(const std::string& directory) { return PublishStatus(directory, &status_report_); }
   // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, unless
   // it would need more memory than is committed. The user's first such call then finds schedule,
-  // lanes and pages in place. `cancelled` may be null.
-  Status WarmUp(Time deadline, const std::atomic<bool>* cancelled);
+  // lanes and pages in place.
+  Status WarmUp(Time deadline, const Cancel& cancelled);
   // Marks the end of creation. From now on a fatal error may end the process.
   void Begin() { sticky_error_.Begin(); }
 

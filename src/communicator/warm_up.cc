@@ -30,13 +30,12 @@ constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call
 // Ends the wait at the deadline, on an error, or when the creation is cancelled.
 class Observer final : public WaitObserver {
  public:
-  Observer(std::string name, Liveness* liveness, Time deadline, const std::atomic<bool>* cancelled)
+  Observer(std::string name, Liveness* liveness, Time deadline, const Cancel& cancelled)
       : name_(std::move(name)), liveness_(liveness), deadline_(deadline), cancelled_(cancelled) {}
 
   Status Check() override {
-    if (cancelled_ != nullptr && cancelled_->load(std::memory_order_relaxed)) {
-      return RemoteError(
-          fmt::format("{}: init: this rank ended the creation of the communicator", name_));
+    if (const Status status = cancelled_.Check(); !status.ok()) {
+      return Status(status.code(), fmt::format("{}: init: {}", name_, status.message()));
     }
     return liveness_->Check();
   }
@@ -57,7 +56,7 @@ class Observer final : public WaitObserver {
   const std::string name_;
   Liveness* const liveness_;
   const Time deadline_;
-  const std::atomic<bool>* const cancelled_;
+  const Cancel& cancelled_;
   bool warned_ = false;
 };
 
@@ -105,7 +104,7 @@ Status CollectiveRunner::WarmUp(Call call, WaitObserver* observer) {
   return Execute(call, &plans_, *plan, nullptr, kWarmUpSignature, observer);
 }
 
-Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
+Status Communicator::WarmUp(Time deadline, const Cancel& cancelled) {
   FAULT_RANK(fault::kNoRank);  // fault points of calls are for users' calls only
   const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);

@@ -54,8 +54,7 @@ uint32_t LongestRoundTripUs(const Mesh& mesh) {
 }
 
 Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
-                                           const JoinFunction& join,
-                                           const std::atomic<bool>* cancelled) {
+                                           const JoinFunction& join, const Cancel& cancelled) {
   FAULT_RANK(rank);
   FAULT_POINT("init.begin");
   if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
@@ -151,7 +150,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
 Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
                                                     const InitOptions& options,
                                                     const JoinFunction& join,
-                                                    const std::atomic<bool>* cancelled) {
+                                                    const Cancel& cancelled) {
   Result<std::shared_ptr<Communicator>> made = Join(nranks, rank, options, join, cancelled);
   if (made.ok()) return made;
   return WithCommName(made.status(), rank, nranks, options.comm.name);
@@ -416,11 +415,11 @@ Status CheckGrowth(const std::vector<Growth>& members, int* holder) {
   return Status::Ok();
 }
 
-// *meeting: the id once this rank knows it.
+// *meeting: the id once this rank knows it. *agreed: all members want the same.
 Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks,
                                                 const UniqueId* id, int rank,
                                                 const InitOptions& options,
-                                                std::optional<UniqueId>* meeting) {
+                                                std::optional<UniqueId>* meeting, bool* agreed) {
   if (id != nullptr) *meeting = *id;
   const uint64_t number = parent->NextSplit();
   Growth mine;
@@ -439,6 +438,7 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
   };
   int holder = -1;
   if (Status fits = CheckGrowth(*members, &holder); !fits.ok()) return of_grow(fits);
+  *agreed = true;
   if (holder == parent->rank()) {
     for (int r = 0; r < parent->nranks(); ++r) {
       if ((*members)[static_cast<size_t>(r)].has_id != 0) continue;
@@ -451,18 +451,19 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
     if (!sent.ok()) return parent->CauseOf(of_grow(sent.status()));
     *meeting = *std::move(sent);
   }
-  // As in a split, the death of a member ends the join. The parent outlives a joiner that fails.
+  // As in a split, the death of a member ends the join, and those who join learn of it. The parent
+  // outlives a joiner that fails.
+  const Cancel with_parent(parent->failed_flag(), [parent] {
+    return parent->CauseOf(RemoteError("the communicator that grows has failed"));
+  });
   Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
       nranks, rank, ForJoining(options),
       [&](const JoinOptions& join) {
         JoinOptions as_member = join;
         as_member.members = parent->nranks();
-        as_member.why_cancelled = [parent] {
-          return parent->CauseOf(RemoteError("its communicator has failed"));
-        };
         return JoinWithId(**meeting, as_member);
       },
-      parent->failed_flag());
+      with_parent);
   if (!joined.ok()) return parent->CauseOf(joined.status());
   return joined;
 }
@@ -472,10 +473,24 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
 Result<std::shared_ptr<Communicator>> Grow(Communicator* parent, int nranks, const UniqueId* id,
                                            int rank, const InitOptions& options) {
   std::optional<UniqueId> meeting;
+  bool agreed = false;
   Result<std::shared_ptr<Communicator>> made =
-      TryToGrow(parent, nranks, id, rank, options, &meeting);
+      TryToGrow(parent, nranks, id, rank, options, &meeting, &agreed);
   // The process that made the id tells those who come to it.
   if (!made.ok() && meeting) WithdrawUniqueId(*meeting, made.status());
+  if (!agreed) return made;
+  // All members get the new communicator or none: who joins may die when some have it already.
+  Result<std::vector<Readiness>> all =
+      Exchange(parent, Purpose::kGrow, Readiness::Of(made.status()));
+  if (!made.ok()) return made;
+  if (!all.ok()) return all.status();
+  for (size_t member = 0; member < all->size(); ++member) {
+    const Readiness& theirs = (*all)[member];
+    if (theirs.code == 0) continue;
+    (*made)->AbortAll(RemoteError("a member could not join"));
+    return RemoteError(fmt::format("{}: grow: rank {} could not join: {}", parent->rank_name(),
+                                   member, Escaped(theirs.Why())));
+  }
   return made;
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/status.h"
 #include "bootstrap/bootstrap.h"
 #include "communicator/communicator.h"
@@ -21,11 +22,10 @@ namespace inccl {
 // One of the functions of bootstrap/bootstrap.h.
 using JoinFunction = std::function<Result<Mesh>(const JoinOptions&)>;
 
-// `cancelled` may be null.
 Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
                                                     const InitOptions& options,
                                                     const JoinFunction& join,
-                                                    const std::atomic<bool>* cancelled);
+                                                    const Cancel& cancelled);
 
 // Makes all ranks of a communicator in this process.
 Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,

@@ -27,6 +27,9 @@ int ncclCommInitRankScalable(NcclComm* comm, int nranks, int rank, int ids, Uniq
 int ncclCommSplit(NcclComm comm, int color, int key, NcclComm* newcomm, Config* config);
 int ncclCommShrink(NcclComm comm, int* excluded, int count, NcclComm* newcomm, Config* config,
                    int flags);
+int ncclCommGetUniqueId(NcclComm comm, UniqueId* id);
+int ncclCommGrow(NcclComm comm, int nranks, const UniqueId* id, int rank, NcclComm* newcomm,
+                 Config* config);
 int ncclCommRevoke(NcclComm comm, int flags);
 int ncclCommFinalize(NcclComm comm);
 int ncclCommDestroy(NcclComm comm);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #include "nccl/ranks.h"
 
@@ -109,6 +110,37 @@ TEST(NonBlockingTest, ShrinkWithoutARankThatLeaves) {
     NCCL_OK(ncclCommDestroy(comm));
     NCCL_OK(ncclCommDestroy(part));
   });
+}
+
+// As NCCL's documentation has it: members pass rank -1, the one that made the id passes it, those
+// who join pass no communicator.
+TEST(NonBlockingTest, GrowByARankInAGroup) {
+  NcclComm members[2] = {}, grown[3] = {};
+  NCCL_OK(ncclCommInitAll(members, 2, nullptr));
+  UniqueId id{};
+  NCCL_OK(ncclCommGetUniqueId(members[0], &id));
+  Config config = NonBlocking();
+  NCCL_OK(ncclGroupStart());
+  EXPECT_EQ(ncclCommGrow(members[0], 3, &id, -1, &grown[0], &config), kSuccess);
+  EXPECT_EQ(ncclCommGrow(members[1], 3, nullptr, -1, &grown[1], &config), kSuccess);
+  EXPECT_EQ(ncclCommGrow(nullptr, 3, &id, 2, &grown[2], &config), kSuccess);
+  const int ended = ncclGroupEnd();
+  EXPECT_TRUE(ended == kSuccess || ended == kInProgress) << ncclGetLastError(nullptr);
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_EQ(WaitUntilSettled(grown[rank]), kSuccess) << ncclGetLastError(grown[rank]);
+    int place = -1, count = 0;
+    NCCL_OK(ncclCommUserRank(grown[rank], &place));
+    NCCL_OK(ncclCommCount(grown[rank], &count));
+    EXPECT_EQ(place, rank);
+    EXPECT_EQ(count, 3);
+  }
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] { EXPECT_EQ(Members(grown[rank], rank), 0b111U); });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (NcclComm comm : members) NCCL_OK(ncclCommDestroy(comm));
+  for (NcclComm comm : grown) NCCL_OK(ncclCommDestroy(comm));
 }
 
 // Of the call that ends the parent: abort or destroy.

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -224,6 +225,61 @@ def test_split_and_shrink(comm):
     else:
         rest = comm.shrink([2])
         assert rest.size == 2
+
+
+def test_grow(tmp_path):
+    """A process joins two members; then one member dies, and another process takes its place."""
+
+    def await_id(number):
+        path = tmp_path / str(number)
+        while not path.exists():
+            time.sleep(0.001)
+        return path.read_bytes()
+
+    def post(number, made):
+        fresh = tmp_path / "fresh"
+        fresh.write_bytes(made)
+        fresh.rename(tmp_path / str(number))
+        return made
+
+    def process(number):
+        if number < 2:
+            made = post(0, inccl.unique_id()) if number == 0 else await_id(0)
+            comm = inccl.Communicator(made, number, 2)
+            larger = comm.grow(3, post(1, comm.unique_id()) if number == 0 else None)
+            assert comm.allgather(number) == [0, 1]  # goes on
+            comm.destroy()
+        elif number == 2:
+            larger = inccl.Communicator(await_id(1), 2, 3)
+        else:
+            whole = inccl.Communicator(await_id(2), 1, 3)
+            assert whole.allgather(number) == [0, 3, 2]
+            return
+        assert larger.allgather(number) == [0, 1, 2]
+        if number == 1:
+            os._exit(0)
+        with pytest.raises(inccl.RemoteError):
+            while True:
+                larger.Barrier()
+        smaller = larger.shrink(abort=True)
+        whole = smaller.grow(3, post(2, smaller.unique_id()) if number == 0 else None, larger.rank)
+        assert whole.rank == number
+        assert whole.allgather(number) == [0, 3, 2]
+
+    outcomes = Ranks(4, process).join()
+    assert [kind for kind, _ in outcomes] == ["returned", "died", "returned", "returned"], outcomes
+
+
+@ranks(2)
+def test_growing_wants_right_arguments(comm):
+    for call, text in ((lambda: comm.grow(2), "nranks: 2"), (lambda: comm.grow(3, b"abc"), "id: 3 bytes"),
+                       (lambda: comm.grow(1 << 32), "size: 4294967296"),
+                       (lambda: comm.grow(3, rank=3), "rank: 3")):
+        with pytest.raises(inccl.InvalidArgument, match=text):
+            call()
+    with pytest.raises(inccl.InvalidUsage, match="no member passes an id"):
+        comm.grow(3)
+    assert comm.allreduce(1) == 2
 
 
 @ranks(2)
@@ -640,7 +696,7 @@ def test_fused(comm):
 
 def test_help_shows_the_options():
     for function in (inccl.init, inccl.Communicator.__init__, inccl.Communicator.from_env, inccl.Communicator.split,
-                     inccl.Communicator.shrink):
+                     inccl.Communicator.shrink, inccl.Communicator.grow):
         names = list(inspect.signature(function).parameters)
         assert {"codec", "op_timeout", "socket_ifname"} <= set(names) and "config" not in names, (function, names)
     assert list(inspect.signature(inccl.Communicator.split).parameters)[:3] == ["self", "color", "key"]

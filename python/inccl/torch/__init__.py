@@ -10,6 +10,7 @@ docs/pytorch.md has the rest. Importing this module registers the backend.
 """
 import torch.distributed as _dist
 
+from . import elastic
 from ._work import BackendError, Work
 from .hooks import CompressedAllGather, CompressedReduceScatter, State, Statistics, compress_hook
 from .memory import empty, release
@@ -17,7 +18,8 @@ from .process_group import Options, ProcessGroup, create
 from .recorder import Recorder
 
 __all__ = ["BackendError", "CompressedAllGather", "CompressedReduceScatter", "Options",
-           "ProcessGroup", "Recorder", "State", "Statistics", "Work", "compress_hook", "empty", "release"]
+           "ProcessGroup", "Recorder", "State", "Statistics", "Work", "compress_hook", "elastic",
+           "empty", "release"]
 
 
 def register() -> None:

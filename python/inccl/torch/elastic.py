@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training whose ranks come, go and come back: data-parallel steps over a communicator that shrinks
+after failures and grows by processes that join. docs/elastic.md shows how it is used."""
+import pickle
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional
+
+import torch
+
+from .. import AVG, IN_PLACE, Communicator, Error, InvalidUsage, RemoteError, Timeout, init, sync_state
+
+__all__ = ["Elastic", "NoQuorum", "join"]
+
+
+class NoQuorum(RuntimeError):
+    """Of the former ranks, most are not here: they may go on elsewhere, so this part must not."""
+
+
+def join(store, *, name: str = "elastic", wait: float = 120.0, **options) -> Communicator:
+    """Joins a job whose ranks use Elastic with this store, as one more rank; returns its
+    communicator for Elastic.
+
+    store: a torch.distributed Store that the job has, too, under the same `name`. The ranks let a
+    process in between two steps. options: of inccl.Communicator, equal to those of the job.
+    inccl.Timeout: nobody has let this process in within `wait` seconds.
+    """
+    end = time.monotonic() + wait
+    while True:
+        ticket = store.add(f"{name}/joiners", 1)
+        place = f"{name}/place/{ticket}"
+        while not store.check([place]):
+            if time.monotonic() >= end:
+                raise Timeout(8, f"no rank of {name!r} has let this process in within {wait} s")
+            time.sleep(0.01)
+        id, rank, size = pickle.loads(store.get(place))
+        try:
+            return Communicator(id, rank, size, **options)
+        except (RemoteError, Timeout, InvalidUsage):  # a rank has failed meanwhile: take another ticket
+            if time.monotonic() >= end:
+                raise
+
+
+class Elastic:
+    """One rank of a job whose ranks change.
+
+        elastic = inccl.torch.Elastic(comm, {"model": model, "optimizer": optimizer}, store)
+        for step in elastic.steps(1000):
+            optimizer.zero_grad()
+            loss = model(batch(step, elastic.rank, elastic.size))
+            loss.backward()
+            if elastic.average(model.parameters()):
+                optimizer.step()
+
+    comm: of inccl.init(), or of join() in a process that comes later; it belongs to this object.
+    state: objects with state_dict() and load_state_dict(), equal in kind on all ranks; who joins
+    gets their contents. store: a torch.distributed Store at which processes join, or None: none do.
+    codec: of the gradients; None: uncompressed. join_timeout: seconds that ranks wait for those who
+    join. quorum: after a failure the ranks go on only if they are more than half of those before,
+    or half with the former rank 0; else NoQuorum. False: always.
+
+    Buffers of the model and gradients are in host memory. One thread uses an object.
+    """
+
+    def __init__(self, comm: Communicator, state: Dict[str, Any], store=None, *, name: str = "elastic",
+                 codec: Optional[str] = None, join_timeout: float = 30.0, quorum: bool = True,
+                 on_change: Optional[Callable[["Elastic"], None]] = None):
+        for key, value in state.items():
+            if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+                raise TypeError(f"state[{key!r}]: {type(value).__name__} has no state_dict() and load_state_dict()")
+        self.comm, self.step = comm, 0  # step: how many steps are done
+        self.changes = 0  # how often the ranks have changed
+        self._state, self._store, self._name, self._codec = state, store, name, codec
+        self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
+        self._done = False
+        self._core = None  # after growth, until the state is settled: how many ranks were there before
+        self._until_settled(self._settle)
+
+    @property
+    def rank(self) -> int:
+        """This rank now; it may change between steps."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks now."""
+        return self.comm.size
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps that are left, from 0; one again whose average() was False."""
+        while True:
+            while self.step < total:
+                if not self._admit():
+                    continue
+                self._done = False
+                yield self.step
+                if self._done:
+                    self.step += 1
+            # Nobody leaves while another may need the result of the last step.
+            try:
+                self.comm.Barrier()
+                return
+            except (RemoteError, Timeout) as error:
+                self._recover(error)
+
+    def average(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Averages the gradients of `parameters` over the ranks, in place. False: ranks have failed,
+        the gradients are lost, and the same step comes again with those that are left; or another
+        rank had finished the step, whose result this rank has got."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        by_type = {}
+        for gradient in gradients:
+            by_type.setdefault(gradient.dtype, []).append(gradient)
+        try:
+            for same in by_type.values():
+                whole = [g if g.is_contiguous() else g.contiguous() for g in same]
+                self.comm.Allreduce_fused(IN_PLACE, [_buffer(g) for g in whole], AVG, codec=self._codec,
+                                          step=self.step)
+                for g, w in zip(same, whole):
+                    if g is not w:
+                        g.copy_(w)
+        except (RemoteError, Timeout) as error:
+            self._recover(error)
+            return False
+        self._done = True
+        return True
+
+    def close(self) -> None:
+        """Ends the communicator after the last step."""
+        self.comm.destroy()
+
+    # ------------------------------------------------------------------ changes
+
+    def _admit(self) -> bool:
+        """Lets those in who wait. False: the ranks have changed."""
+        if self._store is None:
+            return True
+        try:
+            waiting = self.comm.bcast(self._waiting() if self.rank == 0 else None)
+            if not waiting:
+                return True
+            size = self.size + len(waiting)
+            id = None
+            if self.rank == 0:
+                id = self.comm.unique_id()
+                for i, ticket in enumerate(waiting):
+                    self._store.set(f"{self._name}/place/{ticket}", pickle.dumps((id, self.size + i, size)))
+                self._store.set(f"{self._name}/served", str(waiting[-1]))
+            try:
+                larger = self.comm.grow(size, id, init_timeout=self._join_timeout)
+            except (RemoteError, Timeout, InvalidUsage):
+                if self.comm.async_error() is not None:
+                    raise
+                return True  # those who wanted to join have failed
+            self._core = self.size
+            self._replace(larger)
+        except (RemoteError, Timeout) as error:
+            self._recover(error)
+            return False
+        self._until_settled(self._settle)
+        return False
+
+    def _waiting(self):
+        joiners = self._store.add(f"{self._name}/joiners", 0)
+        served = int(self._store.get(f"{self._name}/served")) if self._store.check([f"{self._name}/served"]) else 0
+        return list(range(served + 1, joiners + 1))
+
+    def _replace(self, comm):
+        old, self.comm = self.comm, comm
+        old.abort() if old.async_error() is not None else old.destroy()
+        self.changes += 1
+
+    def _recover(self, error: Error):
+        """Goes on with the ranks that are left."""
+        self.comm.revoke()  # others may not have noticed
+        before, rank, core = self.comm.size, self.comm.rank, self._core
+        smaller = self.comm.shrink(abort=True)
+        self._replace(smaller)
+
+        def settle():
+            former = self.comm.allgather(rank)
+            for count in {before, core or before}:  # of those that have just joined, none counts alone
+                left = [r for r in former if r < count]
+                half = 2 * len(left) - count
+                if self._quorum and (half < 0 or (half == 0 and 0 not in left)):
+                    raise NoQuorum(f"{len(left)} of {count} ranks are left: {left}") from error
+            self._settle()
+
+        self._until_settled(settle)
+
+    def _until_settled(self, settle):
+        try:
+            settle()
+        except (RemoteError, Timeout) as error:
+            self._recover(error)
+            return
+        if self._on_change is not None:
+            self._on_change(self)
+
+    def _settle(self):
+        """All ranks get the state of those that have done most steps."""
+        steps = self.comm.allgather(self.step)
+        source = steps.index(max(steps))
+        mine = {key: value.state_dict() for key, value in self._state.items()}
+        tensors = []
+        outline = _without_tensors(mine, tensors)
+        theirs = self.comm.bcast((outline, [(t.dtype, t.shape) for t in tensors]) if self.rank == source else None,
+                                 source)
+        if self.rank != source:
+            fits = pickle.dumps(outline) == pickle.dumps(theirs[0]) and \
+                [(t.dtype, t.shape) for t in tensors] == theirs[1]
+            # Into copies where this rank is behind: should the source die, what is here stays whole.
+            behind = steps[self.rank] < max(steps)
+            tensors = [t.detach().clone() if behind else t.detach().contiguous() for t in tensors] if fits else \
+                [torch.zeros(shape, dtype=dtype) for dtype, shape in theirs[1]]
+        else:
+            tensors = [t.detach().contiguous() for t in tensors]
+        changed = sync_state(self.comm, [_buffer(t) for t in tensors], source)
+        if self.rank != source and (changed or not fits):
+            filled = _with_tensors(theirs[0], iter(tensors))
+            for key, value in self._state.items():
+                value.load_state_dict(filled[key])
+        self.step = max(steps)
+        self._core = None
+
+
+class _Place:
+    """Where a tensor is in a state_dict."""
+
+
+def _without_tensors(value, tensors):
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Place
+    if isinstance(value, dict):
+        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_tensors(item, tensors) for item in value)
+    return value
+
+
+def _with_tensors(value, tensors):
+    if value is _Place:
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_with_tensors(item, tensors) for item in value)
+    return value
+
+
+def _buffer(tensor):
+    """Memory of any type and shape for inccl's calls."""
+    flat = tensor.detach().reshape(-1)
+    if tensor.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy(), "bfloat16"
+    return flat.numpy()
