@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes on four hosts that live through many rounds. In each round they make a communicator and
-// run random operations with known results; some are killed, stopped or cut off; the others shrink
-// and go on. Results of all completed operations are verified, members agree on who they are, and
-// at the end the processes hold what they held after their first rounds.
+// Processes on four hosts that live through many rounds. In each round some make a communicator,
+// the others join it while it works, at the end or between its ranks, and all run random operations
+// with known results; some are killed, stopped or cut off; the others shrink and go on. Results of
+// all completed operations are verified, members agree on who they are, and at the end the
+// processes hold what they held after their first rounds.
 //
 // INCCL_TEST_ROUNDS: how many rounds (tools/check.sh --long has more); INCCL_TEST_SEED replays.
 #include <fmt/format.h>
@@ -39,6 +40,8 @@ constexpr uint64_t kBefore = 20,
 constexpr int kAtOnce = 5;       // operations between two looks at whether to end
 constexpr double kDead = 1.5 * kSlowness;
 constexpr double kLate = 60.0 * kSlowness;  // a round that takes longer hangs
+constexpr uint64_t kMostLate = 3;           // processes that join by growth
+constexpr int kGrowthMs = 3000 * kSlowness;
 constexpr uint64_t kSettled = 4;  // rounds after which a process has used all that it uses
 
 enum class Fault : uint8_t {
@@ -48,7 +51,7 @@ enum class Fault : uint8_t {
   kKill,
   kKillTwo,           // the second one while the others shrink
   kKillAndStop,       // the second one while the others shrink
-  kKillJoining,       // before the communicator is made
+  kKillJoining,       // before the communicator is made, or while it grows
   kStop,              // goes on when the round is over for the others
   kPartition,         // of a host
   kPartitionAndKill,  // one of another host, before or after the others have noticed the partition
@@ -77,14 +80,17 @@ struct Worker {
 };
 
 struct Shared {
-  std::atomic<uint64_t> round{0};  // that the workers may begin
-  std::atomic<uint64_t> last{0};   // the last round in which all faults have happened
-  std::atomic<uint64_t> id_of{0};  // the round of `id`
+  std::atomic<uint64_t> round{0};      // that the workers may begin
+  std::atomic<uint64_t> last{0};       // the last round in which all faults have happened
+  std::atomic<uint64_t> id_of{0};      // the round of `id`
+  std::atomic<uint64_t> growth_of{0};  // the round of `growth_id`
   std::atomic<bool> over{false};
   uint64_t seed = 0;
-  ccl_unique_id_t id;
-  std::array<int, kWorkers> order{};  // workers by rank
-  Worker workers[kWorkers];           // NOLINT(modernize-avoid-c-arrays): atomics do not move
+  ccl_unique_id_t id, growth_id;
+  std::array<int, kWorkers> order{};   // workers by rank in the first communicator
+  int first = kWorkers;                // how many of them make it; the others join
+  std::array<int, kWorkers> places{};  // by that rank: the rank when all are there
+  Worker workers[kWorkers];            // NOLINT(modernize-avoid-c-arrays): atomics do not move
 };
 
 const OperationLimits& Limits() {
@@ -139,9 +145,16 @@ class Life {
       Nap();
     }
     ccl_comm_t comm = nullptr;
-    ccl_result_t result = ccl_comm_init_rank(&comm, kWorkers, shared_.id, rank);
-    if (result != CCL_SUCCESS) return Note("init", result, nullptr);
-    mine_.joined = true;
+    ccl_result_t result = CCL_SUCCESS;
+    if (rank < shared_.first) {
+      result = ccl_comm_init_rank(&comm, shared_.first, shared_.id, rank);
+      if (result != CCL_SUCCESS) return Note("init", result, nullptr);
+    }
+    if (shared_.first < kWorkers) {
+      result = Grow(&comm, rank, round);
+      if (comm == nullptr) return;
+    }
+    mine_.joined = result == CCL_SUCCESS;
     for (int depth = 0;; ++depth) {
       result = Use(comm, depth, round);
       if (result == CCL_SUCCESS) break;
@@ -156,6 +169,33 @@ class Life {
       ++mine_.shrinks;
     }
     EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+  }
+
+  // A rank of the first communicator, or one that joins it. *comm: the larger one, or after an
+  // error what it was before.
+  ccl_result_t Grow(ccl_comm_t* comm, int rank, uint64_t round) {
+    const int place = shared_.places[static_cast<size_t>(rank)];
+    if (rank == 0) {
+      EXPECT_EQ(ccl_comm_get_unique_id(*comm, &shared_.growth_id), CCL_SUCCESS);
+      shared_.growth_of = round;
+    }
+    while (rank >= shared_.first && shared_.growth_of < round) {
+      if (shared_.last >= round) return CCL_REMOTE_ERROR;  // the one that was to make it is dead
+      Nap();
+    }
+    ccl_config_t config = CCL_CONFIG_INIT;
+    config.init_timeout_ms = kGrowthMs;
+    ccl_comm_t larger = nullptr;
+    const ccl_result_t result =
+        ccl_comm_grow(*comm, kWorkers, rank == 0 || *comm == nullptr ? &shared_.growth_id : nullptr,
+                      place, &larger, &config);
+    if (result != CCL_SUCCESS) {
+      Note("grow", result, nullptr);
+      return result;
+    }
+    EXPECT_EQ(ccl_comm_destroy(*comm), CCL_SUCCESS);
+    *comm = larger;
+    return result;
   }
 
   // Learns who the members are, runs verified operations, and returns the first error.
@@ -234,6 +274,14 @@ class ChurnTest : public FaultTest {
     for (size_t i = 0; i < kWorkers; ++i) shared_->order[i] = static_cast<int>(i);
     for (size_t i = kWorkers; i-- > 1;)
       std::swap(shared_->order[i], shared_->order[rng_.Below(i + 1)]);
+    // Growth in every second round: at the end, or into places between.
+    const uint64_t late = round % 2 == 0 ? 1 + rng_.Below(kMostLate) : 0;
+    shared_->first = kWorkers - static_cast<int>(late);
+    for (size_t i = 0; i < kWorkers; ++i) shared_->places[i] = static_cast<int>(i);
+    const bool between = rng_.Below(2) == 0;
+    for (size_t i = kWorkers; between && i-- > 1;) {
+      std::swap(shared_->places[i], shared_->places[rng_.Below(i + 1)]);
+    }
     for (Worker& worker : shared_->workers) {
       worker.operations = 0;
       worker.joined = false;
@@ -456,7 +504,16 @@ class ChurnTest : public FaultTest {
         }
         continue;
       }
-      if (fault == Fault::kKillJoining && !all_joined) continue;
+      if (fault == Fault::kKillJoining && !all_joined) {
+        // If it was one that joins, the members have what they had.
+        const auto first = shared_->order.begin(), last = first + shared_->first;
+        if (std::find(first, last, absent[0]) == last && std::find(first, last, worker) != last) {
+          uint64_t before = 0;
+          for (auto member = first; member != last; ++member) before |= uint64_t{1} << *member;
+          EXPECT_EQ(members, before) << "worker " << worker << ": " << end.text;
+        }
+        continue;
+      }
       EXPECT_EQ(members, present) << "worker " << worker << ": " << end.text;
       if (absent.empty()) {
         EXPECT_EQ(end.shrinks, 0) << "worker " << worker << ": " << end.text;
@@ -471,7 +528,7 @@ class ChurnTest : public FaultTest {
 };
 
 TEST_F(ChurnTest, SurvivorsGoOnAndHoldNoMore) {
-  ForRow("1,2,4,5,24,30", "tcp");
+  ForRow("1,2,4,5,24,29,30", "tcp");
   const char* const text = std::getenv("INCCL_TEST_ROUNDS");
   const auto all = static_cast<uint64_t>(Fault::kFaults);
   // Under a sanitizer only those that wait for no dead time.

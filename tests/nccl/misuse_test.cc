@@ -179,7 +179,8 @@ TEST(LifeCycleTest, RevokedCommunicatorsSplit) {
 }
 
 TEST(LifeCycleTest, AnErrorKeepsItsText) {
-  Ranks(3, [](int rank, NcclComm comm) {
+  std::atomic<int> had_another{0};
+  Ranks(3, [&](int rank, NcclComm comm) {
     EXPECT_EQ(Members(comm, rank), 0b111U);
     if (rank == 1) {
       EXPECT_EQ(ncclCommAbort(comm), kSuccess);
@@ -189,6 +190,8 @@ TEST(LifeCycleTest, AnErrorKeepsItsText) {
     }
     // Another error of this thread, and one that another thread asks for.
     EXPECT_EQ(ncclGroupEnd(), kInvalidUsage);
+    // The last error is the process's, so the other rank's must not come between below.
+    for (++had_another; had_another < 2;) usleep(100);
     for (const bool same : {true, false}) {
       const auto ask = [&] {
         int state = kSuccess;

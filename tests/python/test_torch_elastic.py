@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""inccl.torch.elastic and sync_state: every step that counts is the mean over exactly the ranks that
+took it, whoever dies or joins, and all ranks have the same bits."""
+import datetime
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import inccl
+import inccl._state
+import inccl.torch.elastic
+from world import Ranks, job, ranks
+
+ROWS, WIDTH, STEPS = 12, 5, 30
+
+
+def rows(step, rank, size):
+    random = np.random.default_rng(step)
+    x, y = random.standard_normal((ROWS, WIDTH)), random.standard_normal((ROWS, 1))
+    return torch.tensor(x[rank::size]), torch.tensor(y[rank::size])
+
+
+def make(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(WIDTH, 1).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def expected(sizes, seed=1):
+    """The parameters after steps that `sizes` ranks took, by plain loops."""
+    model, _ = make(seed)
+    parameters = [p.detach().numpy().copy() for p in model.parameters()]
+    velocity = [np.zeros_like(p) for p in parameters]
+    for step, size in enumerate(sizes):
+        gradients = [np.zeros_like(p) for p in parameters]
+        for rank in range(size):
+            x, y = (t.numpy() for t in rows(step, rank, size))
+            error = 2 * (x @ parameters[0].T + parameters[1] - y) / len(x)
+            gradients[0] += (error.T @ x) / size
+            gradients[1] += error.sum(0) / size
+        for p, v, g in zip(parameters, velocity, gradients):
+            v *= 0.9
+            v += g
+            p -= 0.05 * v
+    return parameters
+
+
+def train(comm, store, at=None, seed=1, **options):
+    """Returns {step: size} of the steps that this rank took itself, and the parameters. at: what
+    happens before the average of a step, and what after it, as at("before", step)."""
+    model, optimizer = make(seed)
+    elastic = inccl.torch.elastic.Elastic(comm, {"model": model, "optimizer": optimizer}, store, **options)
+    at = at or (lambda when, step: None)
+    taken = {}
+    for step in elastic.steps(STEPS):
+        at("before", step)
+        size = elastic.size
+        x, y = rows(step, elastic.rank, size)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        if elastic.average(model.parameters()):
+            at("after", step)
+            optimizer.step()
+            taken[step] = size
+    elastic.close()
+    return taken, [p.detach().numpy() for p in model.parameters()], elastic.changes
+
+
+def check(results, joined=()):
+    """Of the ranks that reached the end: one size for each step, and the parameters that follow."""
+    sizes = {}
+    for taken, _, _ in results:
+        for step, size in taken.items():
+            assert sizes.setdefault(step, size) == size, (step, sizes[step], size)
+    assert sorted(sizes) == list(range(STEPS))
+    first = results[0][1]
+    for _, parameters, _ in results:
+        for mine, others in zip(parameters, first):
+            assert mine.tobytes() == others.tobytes()
+    for mine, plain in zip(first, expected([sizes[step] for step in range(STEPS)])):
+        assert np.abs(mine - plain).max() < 1e-9
+    return [sizes[step] for step in range(STEPS)]
+
+
+@pytest.fixture
+def store():
+    """One that outlives ranks; each process connects to it."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def connect():
+        return dist.TCPStore("127.0.0.1", server.port, timeout=datetime.timedelta(seconds=60))
+
+    connect.server = server
+    return connect
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outcomes(count, process, nranks):
+    return Ranks(count, process, job(nranks)).join()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_dies(moment, victim):
+    """After its average the others may have the step or not; either way all have the same."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+
+        def at(when, step):
+            if rank == victim and (when, step) == (moment, 11):
+                die()
+        return train(inccl.init(), None, at)
+
+    ends = outcomes(3, process, 3)
+    assert [kind for kind, _ in ends] == ["died" if rank == victim else "returned" for rank in range(3)], ends
+    sizes = check([value for kind, value in ends if kind == "returned"])
+    assert sizes == [3] * (11 + (moment == "after")) + [2] * (STEPS - 11 - (moment == "after"))
+
+
+def test_a_process_joins_after_a_death(store):
+    """Three ranks, two, three; who joins has other weights at first."""
+    def process(number):
+        mine = store()
+        if number < 3:
+            os.environ["INCCL_RANK"] = str(number)
+
+            def at(when, step):
+                if (when, step) == ("before", 8) and number == 1:
+                    die()
+                if (when, step) == ("before", 12):
+                    mine.set("go", "1")
+                if (when, step) == ("before", 14):
+                    while mine.add("elastic/joiners", 0) == 0:
+                        time.sleep(0.001)
+            return train(inccl.init(), mine, at)
+        while not mine.check(["go"]):
+            time.sleep(0.001)
+        return train(inccl.torch.elastic.join(mine), mine, seed=5)
+
+    ends = outcomes(4, process, 3)
+    assert [kind for kind, _ in ends] == ["returned", "died", "returned", "returned"], ends
+    results = [value for kind, value in ends if kind == "returned"]
+    assert [changes for _, _, changes in results] == [2, 2, 0]
+    sizes = check(results)
+    joined = sizes.index(3, 8)
+    assert sizes == [3] * 8 + [2] * (joined - 8) + [3] * (STEPS - joined) and 12 < joined <= 15, sizes
+
+
+def test_one_that_joins_dies(store):
+    """It has taken a ticket and comes no more: the ranks wait for join_timeout, and go on."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        mine = store()
+
+        def at(when, step):
+            if rank == 0 and (when, step) == ("before", 5):
+                mine.add("elastic/joiners", 1)
+        return train(inccl.init(), mine, at, join_timeout=0.5)
+
+    ends = outcomes(2, process, 2)
+    assert [kind for kind, _ in ends] == ["returned", "returned"], ends
+    assert check([value for _, value in ends]) == [2] * STEPS
+
+
+def test_without_a_quorum_any_part_goes_on():
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        comm = inccl.init()
+        comm.Barrier()
+
+        def at(when, step):
+            if rank > 0 and (when, step) == ("before", 4):
+                die()
+        return train(comm, None, at, quorum=False)
+
+    ends = outcomes(4, process, 4)
+    assert ends[0][0] == "returned", ends[0]
+    assert check([ends[0][1]]) == [4] * 4 + [1] * (STEPS - 4)
+
+
+def test_a_minority_ends():
+    """One of three that reaches no other, as after a partition, does not go on."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        comm = inccl.init()
+        if rank == 2:
+            with pytest.raises(inccl.torch.elastic.NoQuorum, match=r"1 of 3 ranks are left: \[2\]"):
+                elastic = inccl.torch.elastic.Elastic(comm, {})
+                comm.Barrier()
+                elastic._recover(inccl.RemoteError(6, "a partition"))
+            return
+        elastic = inccl.torch.elastic.Elastic(comm, {})
+        comm.Barrier()
+        die()
+
+    ends = outcomes(3, process, 3)
+    assert ends[2][0] == "returned", ends[2]
+
+
+def test_state_has_state_dicts():
+    with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+        with pytest.raises(TypeError, match=r"state\['model'\]: int has no state_dict"):
+            inccl.torch.elastic.Elastic(comm, {"model": 3})
+
+
+# ---------------------------------------------------------------- sync_state
+
+def contents():
+    random = np.random.default_rng(3)
+    return {"weights": random.standard_normal(5000).astype("f4"), "steps": np.arange(7), "empty": np.zeros(0, "f4"),
+            "bytes": random.integers(0, 255, 1001).astype("u1"), "half": random.standard_normal(333).astype("f2"),
+            "bf16": torch.arange(77).to(torch.bfloat16)}
+
+
+def equal(state, other):
+    return all(np.asarray(state[key].view(torch.int16) if key == "bf16" else state[key]).tobytes() ==
+               np.asarray(other[key].view(torch.int16) if key == "bf16" else other[key]).tobytes() for key in state)
+
+
+@ranks(4)
+def test_sync_state_by_majority(comm):
+    inccl._state._CHUNK = 4096  # several rounds
+    state, right = contents(), contents()
+    if comm.rank == 1:
+        state["weights"][[0, 4999]] = 0
+        state["bf16"][3] = 7
+    if comm.rank in (0, 3):
+        state["bytes"][:] = 0
+    got = inccl.sync_state(comm, state)
+    right["bytes"][:] = 0  # of two and two, those with the lowest rank
+    assert equal(state, right)
+    assert got == {0: [], 1: ["weights", "bytes", "bf16"], 2: ["bytes"], 3: []}[comm.rank]
+    assert inccl.sync_state(comm, state) == []
+
+
+@ranks(3)
+def test_sync_state_from_a_source(comm):
+    state = [np.full(100_000, comm.rank, "f4"), np.full(3, comm.rank)]
+    got = inccl.sync_state(comm, state, source=2)
+    assert got == ([] if comm.rank == 2 else [0, 1])
+    assert (state[0] == 2).all() and (state[1] == 2).all()
+
+
+@ranks(2)
+def test_sync_state_refuses_what_differs_in_kind(comm):
+    one, other = np.zeros(3, "f4"), np.zeros(4, "f8")
+    for state, text in (([one] * (1 + comm.rank), "tensors: 1 on rank 0, 2 on rank 1"),
+                        ([one if comm.rank else other], "4 of FLOAT64 on rank 0; rank 1 has .* 3 of FLOAT32"),
+                        ({"ab"[comm.rank]: one}, r"tensors\['a'\].*tensors\['b'\]")):
+        with pytest.raises(inccl.InvalidArgument, match=text):
+            inccl.sync_state(comm, state)
+    with pytest.raises(inccl.InvalidArgument, match="source: 2"):
+        inccl.sync_state(comm, [one], source=2)
+    assert comm.allreduce(1) == 2
