@@ -116,7 +116,7 @@ END
 # clang-tidy sees each source by itself, not as units.
 configure_lint() { cmake --preset release -B build/lint -DCMAKE_UNITY_BUILD=OFF -DINCCL_CUDA=OFF > /dev/null; }
 lint() { configure_lint && run-clang-tidy-14 -quiet -j "$jobs" -p build/lint "$1"; }
-# What the last 30 commits have changed below src, newest first and at most 60 sources, so that a commit that moves many
+# What the last 30 commits have changed below src, newest first and at most 30 sources, so that a commit that moves many
 # takes no longer; a header is seen in a source that includes it.
 lint_changed() {
   local file including files=()
@@ -131,7 +131,7 @@ lint_changed() {
     esac
   done < <(git log -n 30 --name-only --format= --diff-filter=d -- src | awk '!seen[$0]++')
   [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
-  printf '%s\n' "${files[@]}" | awk '!seen[$0]++' | head -n 60 | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/lint
+  printf '%s\n' "${files[@]}" | awk '!seen[$0]++' | head -n 30 | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/lint
 }
 # PyTorch, in .venv, for the tests of inccl.torch. --all requires it where it may install it; else they are skipped.
 python_environment() {

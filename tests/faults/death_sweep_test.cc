@@ -132,6 +132,12 @@ std::vector<Case> Cases(const std::string& transport) {
       EXPECT_GT(reached[point], 0u) << fault::kPoints[point] << " is not reached";
     }
   }
+  if (kSanitized) {  // a third of them, at random; release has all
+    for (size_t i = 0; i < cases.size() / 3; ++i) {
+      std::swap(cases[i], cases[i + rng.Below(cases.size() - i)]);
+    }
+    cases.resize(cases.size() / 3);
+  }
   return cases;
 }
 

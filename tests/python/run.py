@@ -14,7 +14,8 @@ PACKAGE = HERE.parent.parent / "python"
 
 
 def main():
-    needed = ["numpy", "pytest"] + [name for name in ("torch", "mpi4py") if name in sys.argv[1]]
+    needed = ["numpy", "pytest"] + [name for name in ("torch", "mpi4py", "torchft") if name in sys.argv[1]]
+    needed += ["parameterized"] if "torchft" in needed else []  # torchft's own tests do
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(f"skipped: {sys.executable} has no {', '.join(missing)}")

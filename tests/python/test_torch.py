@@ -669,7 +669,7 @@ def test_hooks_of_several_threads(rank, n):
             return [self._buffer]
 
         parameters = gradients
-    state, threads, rounds = inccl.torch.State(codec="hbi:bits=8"), 4, 30
+    state, threads, rounds = inccl.torch.State(codec="hbi:bits=8"), 4, 8
 
     def use(_):
         for _ in range(rounds):

@@ -6,6 +6,7 @@ other pairs. The ranks make such a communicator when both have first used the pa
 through the store of the process group. A message is a header (tag, bytes) and the elements.
 """
 import collections
+import contextlib
 import ctypes
 import threading
 import time
@@ -91,7 +92,8 @@ class _Channel:
             thread.start()
             thread.join(max(0, deadline - time.monotonic()))
             if thread.is_alive():
-                self.abort()
+                with contextlib.suppress(inccl.InvalidArgument):  # it has ended meanwhile
+                    self.abort()
                 thread.join()
             else:
                 comm._handle = None
