@@ -166,6 +166,98 @@ TEST_P(GrowSweepTest, Row29_AProcessDiesAtEveryPointOfGrowing) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
+
+// Four places. In each cycle the process of one of them dies, the others shrink, and another
+// process takes the place.
+constexpr int kPlaces = 4, kCycles = kSanitized ? 3 : 6;
+
+// Who has which place before and after each cycle.
+struct Cycles {
+  std::vector<int> owners = {0, 1, 2, 3};  // processes by place
+  std::vector<int> dying, victims;         // places and processes by cycle
+
+  explicit Cycles(uint64_t seed) {
+    Rng rng(seed);
+    std::vector<int> now = owners;
+    for (int cycle = 0; cycle < kCycles; ++cycle) {
+      dying.push_back(static_cast<int>(rng.Below(kPlaces)));
+      int& owner = now[static_cast<size_t>(dying.back())];
+      victims.push_back(owner);
+      owner = kPlaces + cycle;
+    }
+  }
+};
+
+// Everybody adds a bit for its process.
+void ExpectOwners(ccl_comm_t comm, int process, const std::vector<int>& owners) {
+  uint64_t bits = uint64_t{1} << process, expected = 0;
+  for (const int owner : owners) expected |= uint64_t{1} << owner;
+  EXPECT_EQ(ccl_allreduce(&bits, &bits, 1, CCL_UINT64, CCL_SUM, comm, nullptr), CCL_SUCCESS)
+      << ccl_get_last_error(comm);
+  EXPECT_EQ(bits, expected);
+}
+
+int Live(const Side& side, Cycles cycles) {
+  const int process = side.rank();
+  int place = process;
+  ccl_comm_t comm = nullptr;
+  if (process < kPlaces) {
+    EXPECT_EQ(ccl_comm_init_rank(&comm, kPlaces, side.Id(), place), CCL_SUCCESS);
+  }
+  for (int cycle = 0; cycle < kCycles && !::testing::Test::HasFailure(); ++cycle) {
+    const int dying = cycles.dying[static_cast<size_t>(cycle)];
+    const int inviter = cycles.owners[dying == 0 ? 1 : 0];
+    if (comm != nullptr) {
+      ExpectOwners(comm, process, cycles.owners);
+      // A shrink would end the calls of those who are still in them.
+      side.mine().calls = static_cast<uint64_t>(cycle) + 1;
+      for (const int owner : cycles.owners) {
+        while (side.of(owner).calls <= static_cast<uint64_t>(cycle)) usleep(200);
+      }
+      if (place == dying) raise(SIGKILL);
+    }
+    cycles.owners[static_cast<size_t>(dying)] = kPlaces + cycle;
+    ccl_comm_t whole = nullptr, smaller = nullptr;
+    if (comm != nullptr) {
+      EXPECT_EQ(ccl_comm_shrink(comm, nullptr, 0, &smaller, nullptr, CCL_SHRINK_ABORT), CCL_SUCCESS)
+          << ccl_get_last_error(nullptr);
+      if (process == inviter) {
+        EXPECT_EQ(ccl_comm_get_unique_id(smaller, &side.mine().id), CCL_SUCCESS);
+        side.mine().stage = cycle + 1;
+      }
+    } else if (process == kPlaces + cycle) {
+      place = dying;
+      EXPECT_TRUE(side.Await(inviter, cycle + 1));
+    } else {
+      // Not yet, and after its end no process comes here.
+      EXPECT_TRUE(side.Await(inviter, cycle + 1));
+      continue;
+    }
+    const bool invited = process == inviter || smaller == nullptr;
+    EXPECT_EQ(ccl_comm_grow(smaller, kPlaces, invited ? &side.of(inviter).id : nullptr, place,
+                            &whole, nullptr),
+              CCL_SUCCESS)
+        << ccl_get_last_error(nullptr);
+    if (whole == nullptr) return 1;
+    EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    EXPECT_EQ(ccl_comm_destroy(smaller), CCL_SUCCESS);
+    comm = whole;
+    int rank = -1;
+    EXPECT_EQ(ccl_comm_user_rank(comm, &rank), CCL_SUCCESS);
+    EXPECT_EQ(rank, place);
+  }
+  if (comm != nullptr) ExpectOwners(comm, process, cycles.owners);
+  EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+  return 0;
+}
+
+TEST_P(GrowSweepTest, Row30_OthersTakeThePlacesOfTheDead) {
+  ForRow("30");
+  const Cycles cycles(TestSeed());
+  ProcessWorld world({.nranks = kPlaces + kCycles},
+                     [&](const Side& side) { return Live(side, cycles); });
+  world.ExpectAllExited(cycles.victims);
+}
 INSTANTIATE_OVER_TRANSPORTS(GrowSweepTest);
 
 }  // namespace
