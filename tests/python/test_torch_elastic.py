@@ -3,6 +3,7 @@
 took it, whoever dies or joins, and all ranks have the same bits."""
 import datetime
 import os
+import random
 import signal
 import time
 
@@ -152,6 +153,39 @@ def test_a_process_joins_after_a_death(store):
     sizes = check(results)
     joined = sizes.index(3, 8)
     assert sizes == [3] * 8 + [2] * (joined - 8) + [3] * (STEPS - joined) and 12 < joined <= 15, sizes
+
+
+def test_random_deaths_and_joins(store):
+    """INCCL_TEST_SEED replays it."""
+    seed = int(os.environ.get("INCCL_TEST_SEED") or time.time_ns() % 1_000_000)
+    print(f"INCCL_TEST_SEED={seed}")
+    choose = random.Random(seed)
+    first, spares = choose.choice([3, 4, 5]), choose.choice([1, 2, 3])
+    deaths = {choose.randrange(first + spares): (choose.choice(["before", "after"]), choose.randrange(3, STEPS - 3))
+              for _ in range(2)}
+    starts = [choose.randrange(2, STEPS - 10) for _ in range(spares)]
+
+    def process(number):
+        mine = store()
+
+        def at(when, step):
+            mine.add("step", max(0, step - mine.add("step", 0)))
+            if deaths.get(number) == (when, step):
+                die()
+            time.sleep(0.002)
+        if number < first:
+            os.environ["INCCL_RANK"] = str(number)
+            return train(inccl.init(), mine, at, quorum=False, join_timeout=5)
+        while mine.add("step", 0) < starts[number - first]:
+            time.sleep(0.001)
+        return train(inccl.torch.elastic.join(mine, wait=20), mine, at, seed=number, quorum=False, join_timeout=5)
+
+    ends = outcomes(first + spares, process, first)
+    died = [number for number, (kind, _) in enumerate(ends) if kind != "returned"]
+    # A spare may come when the others have finished: nobody lets it in.
+    assert all(number in deaths or (number >= first and "has let this process in" in str(ends[number][1]))
+               for number in died), ends
+    check([value for kind, value in ends if kind == "returned"])
 
 
 def test_one_that_joins_dies(store):
