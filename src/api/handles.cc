@@ -16,6 +16,7 @@
 #include "api/submit.h"
 #include "base/mutex.h"
 #include "base/thread.h"
+#include "bootstrap/bootstrap.h"
 #include "device/runtime.h"
 
 namespace inccl {

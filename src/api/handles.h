@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "bootstrap/unique_id.h"
 #include "communicator/communicator.h"
 #include "compress/codec.h"
 #include "compress/residual/residual.h"
