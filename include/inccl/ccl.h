@@ -343,7 +343,7 @@ CCL_API ccl_result_t ccl_comm_get_unique_id(ccl_comm_t comm, ccl_unique_id_t* id
 
 /**
  * Creates a communicator of `nranks` ranks: the members of `comm`, and nranks - n ranks that join.
- * Collective over `comm`, in the order of its calls; no call on a stream may be in progress on it.
+ * Collective over `comm`, in the order of its calls; waits until those on streams have completed.
  * A member passes its `comm` and, as `rank`, -1 to keep its rank, or its rank in the new
  * communicator: after ccl_comm_shrink, members that pass their former ranks leave the places of the
  * dead to those who join. At least one member passes the id of ccl_comm_get_unique_id; who passes

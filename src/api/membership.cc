@@ -286,6 +286,7 @@ ccl_result_t ccl_comm_grow(ccl_comm_t comm, int nranks, const ccl_unique_id_t* i
                          rank = rank < 0 ? lease->rank() : rank,
                          options = *options]() -> Result<inccl::Part> {
         inccl::Part part;
+        parent->WaitIdle();  // so that the order of calls is the same on all ranks
         const Status status = inccl::SharingOutOfMemory(parent.get(), [&]() -> Status {
           Result<std::shared_ptr<inccl::Communicator>> made =
               inccl::Grow(parent.get(), nranks, meeting ? &*meeting : nullptr, rank, options);

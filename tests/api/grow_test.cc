@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "api/check.h"
 #include "api/world.h"
@@ -291,6 +292,37 @@ TEST(GrowTest, MembersThatDisagreeAreNamed) {
     fails(ccl_comm_grow(comm, 4, rank == 0 ? &id : nullptr, rank == 2 ? 0 : rank, &none, nullptr),
           "ranks 0 and 2 both take rank 0");
   });
+}
+
+// Calls on streams come first, also where one rank is still in them and another is not.
+TEST(GrowTest, WaitsForStreams) {
+  RunMembersAndJoiners(
+      3, 1,
+      [&](const Side& side, ccl_comm_t comm) {
+        const bool invites = side.rank() == 0;
+        const ccl_unique_id_t id = invites ? Invite(side, comm) : ccl_unique_id_t{};
+        ccl_stream_t stream = nullptr;
+        CHECK_OK(ccl_stream_create(&stream));
+        std::vector<float> values(1'000'000, 1.0f);
+        for (int i = 0; i < 5; ++i) {
+          CHECK_OK(ccl_allreduce(values.data(), values.data(), values.size(), CCL_FLOAT32, CCL_SUM,
+                                 comm, stream));
+        }
+        if (side.rank() == 1) CHECK_OK(ccl_stream_synchronize(stream));
+        ccl_comm_t larger = nullptr;
+        CHECK_OK(ccl_comm_grow(comm, 4, invites ? &id : nullptr, -1, &larger, nullptr));
+        EXPECT_EQ(values.back(), 243.0f);
+        EXPECT_EQ(Members(larger, side.rank()), 0b1111u);
+        CHECK_OK(ccl_stream_destroy(stream));
+        CHECK_OK(ccl_comm_destroy(larger));
+      },
+      [&](const Side& side) {
+        const ccl_unique_id_t id = InvitationOf(side, 0);
+        ccl_comm_t comm = nullptr;
+        CHECK_OK(ccl_comm_grow(nullptr, 4, &id, side.rank(), &comm, nullptr));
+        EXPECT_EQ(Members(comm, side.rank()), 0b1111u);
+        CHECK_OK(ccl_comm_destroy(comm));
+      });
 }
 
 TEST(GrowTest, AnotherCallInItsPlaceIsAnError) {
