@@ -11,7 +11,7 @@ from ._types import DataType, view
 
 __all__ = ["sync_state"]
 
-_CHUNK = 4 << 20  # bytes that a rank gives in one all-gather
+_GATHERED = 64 << 20  # bytes of one all-gather
 _HOST_DEVICES = (1, 3)  # of DLPack: plain and pinned memory
 # Types whose elements the codec "lossless" shortens.
 _FLOATS = (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64, DataType.BFLOAT16)
@@ -88,7 +88,8 @@ def _give(comm, holders, kind, itemsize, parts):
         total += part.count * itemsize
         ends.append(total)
     take = comm.rank not in holders
-    chunk = min(_CHUNK // itemsize * itemsize, -(-total // (len(holders) * itemsize)) * itemsize)
+    most = max(1, _GATHERED // comm.size // itemsize)
+    chunk = min(most * itemsize, -(-total // (len(holders) * itemsize)) * itemsize)
     send, recv = bytearray(chunk), bytearray(chunk * comm.size)
     how = {"codec": "lossless"} if kind in _FLOATS else {}
     as_kind = DataType(kind) if kind in _FLOATS else DataType.UINT8

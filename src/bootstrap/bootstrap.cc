@@ -36,6 +36,7 @@ namespace {
 
 constexpr size_t kOtherDescriptors = 8;
 constexpr Time kNewsGrace = kSecond;  // for the rendezvous to report what it knows of a failure
+constexpr Time kVerdictGrace = 300 * kMillisecond;  // of a rank that leaves
 
 // Listens at a random name that only the other ranks of this machine learn.
 Result<UniqueFd> ListenOnMachine(std::string* name) {
@@ -185,10 +186,13 @@ Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTab
 }
 
 // Reports a failure to the rendezvous, which reports the first failure it received to all ranks.
-Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
+Status AgreeOnFailure(const Status& ours, const RankRecord& self, bool cancelled,
+                      RendezvousClient* root) {
   if (root->verdict().ok()) {
     root->LimitTo(SystemClock().Now() + kNewsGrace);
     (void)root->Send(MessageKind::kFailed, EncodeError(ours));
+    // Else peers would see this rank's connections close first, and take it for dead.
+    if (cancelled) root->AwaitVerdict(SystemClock().Now() + kVerdictGrace);
     const Status news = root->Await(MessageKind::kGo).status();
     // The rendezvous has gone: it may have died first, and the missing peer may have left for that.
     const bool named = ours.message().find(root->name()) != std::string::npos;
@@ -326,7 +330,8 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
   status = WireMesh(options, target.terms.key, *table, std::move(listeners), &root, &mesh, &open);
   if (status.ok() && options.prepare) status = options.prepare(&mesh, &root);
-  if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
+  if (!status.ok())
+    return AgreeOnFailure(status, registration.record, options.cancelled.requested(), &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
   FAULT_POINT("bootstrap.after_done");

@@ -95,6 +95,8 @@ Status LinkAttempt::Step() {
   }
   if (const int error = PendingError(link_.fd.get()); error != 0) {
     if (!is_unix()) return NextAddress(error);
+    // It had this connection in its backlog.
+    if (error == ECONNRESET) return RemoteError("closed its socket (process died?)");
     return SystemErrorErrno("connect", error);
   }
   state_ = State::kHandshaking;

@@ -134,6 +134,11 @@ Result<std::vector<std::byte>> RendezvousClient::Await(MessageKind kind) {
   }
 }
 
+void RendezvousClient::AwaitVerdict(Time until) {
+  while (Receive().ok() && bootstrap::WaitFor(fd_.get(), POLLIN, until)) {
+  }
+}
+
 Result<Blobs> RendezvousClient::Exchange(Bytes mine) {
   if (mine.size() > kMaxBlob) {
     return Named(

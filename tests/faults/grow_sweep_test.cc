@@ -17,6 +17,7 @@ namespace inccl::test {
 namespace {
 
 constexpr int kMembers = 3, kRanks = 4, kJoiner = 3;
+const double kGrowSeconds = 3.0 * kInitSeconds;
 constexpr size_t kCasesElsewhere = 16;  // over other transports than shared memory, at random
 
 struct Case {
@@ -53,7 +54,10 @@ int Body(const Side& side, const Case* c) {
   const int rank = side.rank();
   ccl_comm_t comm = nullptr, larger = nullptr;
   if (rank < kMembers) {
-    EXPECT_EQ(ccl_comm_init_rank(&comm, kMembers, side.Id(), rank), CCL_SUCCESS);
+    ccl_config_t patient = CCL_CONFIG_INIT;
+    patient.init_timeout_ms = static_cast<int>(20e3 * Slowness());
+    EXPECT_EQ(ccl_comm_init_rank_config(&comm, kMembers, side.Id(), rank, &patient), CCL_SUCCESS)
+        << ccl_get_last_error(nullptr);
     if (rank == 0) {
       EXPECT_EQ(ccl_comm_get_unique_id(comm, &side.mine().id), CCL_SUCCESS);
       side.mine().stage = 1;
@@ -66,10 +70,12 @@ int Body(const Side& side, const Case* c) {
     plan = {.point = c->point, .hit = c->hit, .action = fault::Action::kKill};
   }
   fault::Arm(plan);
+  ccl_config_t limited = CCL_CONFIG_INIT;
+  limited.init_timeout_ms = static_cast<int>(1e3 * kGrowSeconds);
   const double start = Seconds();
   const ccl_result_t grown =
       ccl_comm_grow(comm, kRanks, rank == 0 || rank == kJoiner ? &id : nullptr,
-                    rank == kJoiner ? kJoiner : -1, &larger, nullptr);
+                    rank == kJoiner ? kJoiner : -1, &larger, &limited);
   side.mine().seconds = Seconds() - start;
   side.mine().result = grown;
   side.mine().SetText(grown == CCL_SUCCESS ? "" : ccl_get_last_error(nullptr));
@@ -132,7 +138,7 @@ void Check(const Case& c, ProcessWorld& world) {
     const Report& report = world.report(rank);
     const std::string text = report.text;
     const bool joined = report.stage == 2;
-    EXPECT_LT(report.seconds, (joined ? kLocalDeathSeconds : kInitSeconds) + SlackSeconds())
+    EXPECT_LT(report.seconds, (joined ? kLocalDeathSeconds : kGrowSeconds) + SlackSeconds())
         << text;
     EXPECT_TRUE(report.result == CCL_REMOTE_ERROR || (!joined && report.result == CCL_TIMEOUT))
         << report.result << ": " << text;

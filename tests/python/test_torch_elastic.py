@@ -261,7 +261,7 @@ def equal(state, other):
 
 @ranks(4)
 def test_sync_state_by_majority(comm):
-    inccl._state._CHUNK = 4096  # several rounds
+    inccl._state._GATHERED = 16384  # several rounds
     state, right = contents(), contents()
     if comm.rank == 1:
         state["weights"][[0, 4999]] = 0

@@ -225,7 +225,7 @@ faults() {  # SOURCE [FILTER]: of all its tests, or of those in the program that
 timed=1 check "killed processes, in several algorithms" gtest api_tests errors_test 'DeathTest.SurvivorsLearnWhoDied'
 check "10^4 random operations" mixed_operations 5000
 for source in death_sweep_test abort_on_error_test silence_test abort_test shrink_sweep_test usage_test residual_test \
-  process_test init_test init_sweep_test; do
+  process_test init_test init_sweep_test grow_sweep_test; do
   check "$source over verbs" faults "$source"
 done
 timed=1 check "a cable that is cut, flaps, or carries little" faults rdma_network_test
