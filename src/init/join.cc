@@ -483,7 +483,10 @@ Result<std::shared_ptr<Communicator>> Grow(Communicator* parent, int nranks, con
   Result<std::vector<Readiness>> all =
       Exchange(parent, Purpose::kGrow, Readiness::Of(made.status()));
   if (!made.ok()) return made;
-  if (!all.ok()) return all.status();
+  if (!all.ok()) {
+    (*made)->AbortAll(all.status());  // those who have joined must not wait for this rank
+    return all.status();
+  }
   for (size_t member = 0; member < all->size(); ++member) {
     const Readiness& theirs = (*all)[member];
     if (theirs.code == 0) continue;

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """inccl.torch.elastic and sync_state: every step that counts is the mean over exactly the ranks that
 took it, whoever dies or joins, and all ranks have the same bits."""
-import datetime
 import os
 import random
 import signal
@@ -89,15 +88,9 @@ def check(results, joined=()):
 
 
 @pytest.fixture
-def store():
-    """One that outlives ranks; each process connects to it."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def connect():
-        return dist.TCPStore("127.0.0.1", server.port, timeout=datetime.timedelta(seconds=60))
-
-    connect.server = server
-    return connect
+def store(tmp_path):
+    """One that outlives ranks; each process opens it."""
+    return lambda: dist.FileStore(str(tmp_path / "store"))
 
 
 def die():
