@@ -90,7 +90,7 @@ def replica(number, address, codec):
     manager = Manager(
         pg=inccl.torch.ft.ProcessGroupInccl(timeout=datetime.timedelta(seconds=10), codec=codec or None),
         min_replica_size=1, replica_id=f"replica{number}", store_addr="localhost", store_port=store.port, rank=0,
-        world_size=1, lighthouse_addr=address, use_async_quorum=False, load_state_dict=load,
+        world_size=1, hostname="localhost", lighthouse_addr=address, use_async_quorum=False, load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     print("ready", flush=True)
     sys.stdin.readline()
@@ -113,7 +113,7 @@ def replica(number, address, codec):
 @pytest.mark.parametrize("codec", ["", "hbi:bits=8"])
 def test_a_manager_goes_on_without_a_replica_that_dies(codec, tmp_path):
     lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=5000, heartbeat_timeout_ms=1000)
-    address = lighthouse.address()
+    address = "http://127.0.0.1:" + lighthouse.address().rsplit(":", 1)[1]  # a host need not know its name
     logs = [open(tmp_path / str(number), "w+", encoding="utf-8") for number in range(3)]
     replicas = [subprocess.Popen([sys.executable, __file__, str(number), address, codec], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, stderr=log, text=True) for number, log in enumerate(logs)]
