@@ -138,6 +138,22 @@ Status SharingOutOfMemory(Communicator* parent, const Function& function) {
   }
 }
 
+// A split or a growth: `make` runs with `parent`, and running out of memory fails both.
+template <typename Make>
+std::function<Result<Part>()> Sharing(std::shared_ptr<Communicator> parent, Make make) {
+  return [parent = std::move(parent), make = std::move(make)]() -> Result<Part> {
+    Part part;
+    const Status status = SharingOutOfMemory(parent.get(), [&]() -> Status {
+      Result<std::shared_ptr<Communicator>> made = make(parent.get());
+      if (!made.ok()) return made.status();
+      part.communicator = *std::move(made);
+      return Status::Ok();
+    });
+    if (!status.ok()) return status;
+    return part;
+  };
+}
+
 Result<RankSet> ReadExcluded(const int* excluded, int nexcluded, int rank, int nranks) {
   if (nexcluded < 0 || nexcluded > nranks) {
     return InvalidArgument(fmt::format("nexcluded: {} is not in [0, {}]", nexcluded, nranks));
@@ -181,19 +197,10 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* new
     return inccl::SharingOutOfMemory(comm->impl.get(), [&]() -> Status {
       Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
       if (!options.ok()) return options.status();
-      const auto split = [parent = comm->impl, color, key,
-                          options = *options]() -> Result<inccl::Part> {
-        inccl::Part part;
-        const Status status = inccl::SharingOutOfMemory(parent.get(), [&]() -> Status {
-          Result<std::shared_ptr<inccl::Communicator>> made =
-              inccl::Split(parent.get(), color, key, options);
-          if (!made.ok()) return made.status();
-          part.communicator = *std::move(made);
-          return Status::Ok();
-        });
-        if (!status.ok()) return status;
-        return part;
-      };
+      const auto split =
+          inccl::Sharing(comm->impl, [color, key, options = *options](inccl::Communicator* parent) {
+            return inccl::Split(parent, color, key, options);
+          });
       return inccl::Divide(comm, {split, color != CCL_SPLIT_NOCOLOR}, *options, newcomm);
     });
   });
@@ -282,21 +289,12 @@ ccl_result_t ccl_comm_grow(ccl_comm_t comm, int nranks, const ccl_unique_id_t* i
     return inccl::SharingOutOfMemory(comm->impl.get(), [&]() -> Status {
       Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
       if (!options.ok()) return options.status();
-      const auto grow = [parent = comm->impl, nranks, meeting,
-                         rank = rank < 0 ? lease->rank() : rank,
-                         options = *options]() -> Result<inccl::Part> {
-        inccl::Part part;
-        parent->WaitIdle();  // so that the order of calls is the same on all ranks
-        const Status status = inccl::SharingOutOfMemory(parent.get(), [&]() -> Status {
-          Result<std::shared_ptr<inccl::Communicator>> made =
-              inccl::Grow(parent.get(), nranks, meeting ? &*meeting : nullptr, rank, options);
-          if (!made.ok()) return made.status();
-          part.communicator = *std::move(made);
-          return Status::Ok();
-        });
-        if (!status.ok()) return status;
-        return part;
-      };
+      const auto grow =
+          inccl::Sharing(comm->impl, [nranks, meeting, rank = rank < 0 ? lease->rank() : rank,
+                                      options = *options](inccl::Communicator* parent) {
+            parent->WaitIdle();  // so that the order of calls is the same on all ranks
+            return inccl::Grow(parent, nranks, meeting ? &*meeting : nullptr, rank, options);
+          });
       return inccl::Divide(comm, {grow}, *options, newcomm);
     });
   });

@@ -60,8 +60,8 @@ class RendezvousClient {
   // Waits for a message of this kind and returns its body. Fails with the root's error (kFailed),
   // or if the root has gone or the deadline has passed.
   Result<std::vector<std::byte>> Await(MessageKind kind);
-  // After a kFailed of this rank's: until all ranks have been told, or `until`, whatever is
-  // cancelled.
+  // Call it after sending kFailed: waits until the rendezvous has told all ranks, or `until`, also
+  // when this rank is cancelled.
   void AwaitVerdict(Time until);
   // Gives `mine`, at most kMaxBlob bytes, to every rank and returns the blobs of all, by rank. All
   // ranks call it equally often.

@@ -68,6 +68,16 @@ ccl_unique_id_t InvitationOf(const Side& side, int member) {
   return side.of(member).id;
 }
 
+// Takes this process's rank among `nranks`, by the id that the member `inviter` makes.
+void Join(const Side& side, int inviter, int nranks) {
+  const ccl_unique_id_t id = InvitationOf(side, inviter);
+  ccl_comm_t comm = nullptr;
+  CHECK_OK(ccl_comm_grow(nullptr, nranks, &id, side.rank(), &comm, nullptr));
+  EXPECT_EQ(RankOf(comm), side.rank());
+  EXPECT_EQ(Members(comm, side.rank()), (uint64_t{1} << nranks) - 1);
+  CHECK_OK(ccl_comm_destroy(comm));
+}
+
 TEST(GrowTest, MembersKeepTheirRanksAndTheirCommunicator) {
   for (const char* transport : TransportSelections()) {
     SCOPED_TRACE(transport);
@@ -88,14 +98,7 @@ TEST(GrowTest, MembersKeepTheirRanksAndTheirCommunicator) {
           EXPECT_EQ(completed, 1u);
           CHECK_OK(ccl_comm_destroy(larger));
         },
-        [&](const Side& side) {
-          const ccl_unique_id_t id = InvitationOf(side, 1);
-          ccl_comm_t comm = nullptr;
-          CHECK_OK(ccl_comm_grow(nullptr, 5, &id, side.rank(), &comm, nullptr));
-          EXPECT_EQ(RankOf(comm), side.rank());
-          EXPECT_EQ(Members(comm, side.rank()), 0b11111u);
-          CHECK_OK(ccl_comm_destroy(comm));
-        });
+        [&](const Side& side) { Join(side, 1, 5); });
   }
 }
 
@@ -202,13 +205,7 @@ TEST(GrowTest, AJoinerThatDoesNotComeIsNamed) {
         EXPECT_EQ(Members(larger, side.rank()), 0b1111u);
         CHECK_OK(ccl_comm_destroy(larger));
       },
-      [&](const Side& side) {
-        const ccl_unique_id_t id = InvitationOf(side, 0);
-        ccl_comm_t comm = nullptr;
-        CHECK_OK(ccl_comm_grow(nullptr, 4, &id, side.rank(), &comm, nullptr));
-        EXPECT_EQ(Members(comm, side.rank()), 0b1111u);
-        CHECK_OK(ccl_comm_destroy(comm));
-      });
+      [&](const Side& side) { Join(side, 0, 4); });
 }
 
 // A process that asks for a member's rank is refused, also if it comes before the member; the
@@ -316,13 +313,7 @@ TEST(GrowTest, WaitsForStreams) {
         CHECK_OK(ccl_stream_destroy(stream));
         CHECK_OK(ccl_comm_destroy(larger));
       },
-      [&](const Side& side) {
-        const ccl_unique_id_t id = InvitationOf(side, 0);
-        ccl_comm_t comm = nullptr;
-        CHECK_OK(ccl_comm_grow(nullptr, 4, &id, side.rank(), &comm, nullptr));
-        EXPECT_EQ(Members(comm, side.rank()), 0b1111u);
-        CHECK_OK(ccl_comm_destroy(comm));
-      });
+      [&](const Side& side) { Join(side, 0, 4); });
 }
 
 TEST(GrowTest, AnotherCallInItsPlaceIsAnError) {

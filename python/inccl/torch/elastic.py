@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 import torch
 
-from .. import AVG, IN_PLACE, Communicator, Error, InvalidUsage, RemoteError, Timeout, init, sync_state
+from .. import AVG, IN_PLACE, Communicator, Error, InvalidUsage, RemoteError, Timeout, sync_state
 
 __all__ = ["Elastic", "NoQuorum", "join"]
 
