@@ -64,27 +64,27 @@ class Pool {
 
 // Never destroyed, because destructors of static objects may use handles.
 Pool<ccl_comm>& Comms() {
-  static auto* const pool = new Pool<ccl_comm>;
+  static NoDestructor<Pool<ccl_comm>> pool;
   return *pool;
 }
 
 Pool<ccl_codec>& Codecs() {
-  static auto* const pool = new Pool<ccl_codec>;
+  static NoDestructor<Pool<ccl_codec>> pool;
   return *pool;
 }
 
 Pool<ccl_residual>& Residuals() {
-  static auto* const pool = new Pool<ccl_residual>;
+  static NoDestructor<Pool<ccl_residual>> pool;
   return *pool;
 }
 
 Pool<ccl_reducer>& Reducers() {
-  static auto* const pool = new Pool<ccl_reducer>;
+  static NoDestructor<Pool<ccl_reducer>> pool;
   return *pool;
 }
 
 Pool<ccl_reducer_state>& ReducerStates() {
-  static auto* const pool = new Pool<ccl_reducer_state>;
+  static NoDestructor<Pool<ccl_reducer_state>> pool;
   return *pool;
 }
 
@@ -276,7 +276,7 @@ namespace {
 class Partings {
  public:
   static Partings& Get() {
-    static auto* const partings = new Partings;  // exit() may come before the last one has ended
+    static NoDestructor<Partings> partings;  // exit() may come before the last one has ended
     return *partings;
   }
 

@@ -6,6 +6,7 @@
 
 #include "api/handles.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 
 struct ccl_stream {
   char unused;
@@ -44,7 +45,7 @@ class StreamTable {
 };
 
 StreamTable& Streams() {
-  static auto* const table = new StreamTable;
+  static NoDestructor<StreamTable> table;
   return *table;
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/thread.h"
 
 namespace inccl::fault {
 namespace internal {
@@ -40,7 +41,7 @@ struct State {
 };
 
 State& Get() {
-  static State* const state = new State;
+  static NoDestructor<State> state;
   return *state;
 }
 

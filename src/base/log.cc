@@ -22,6 +22,7 @@
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/text.h"
+#include "base/thread.h"
 
 namespace inccl {
 
@@ -125,7 +126,7 @@ struct Sink {
 };
 
 Sink& GlobalSink() {
-  static Sink* const sink = new Sink;
+  static NoDestructor<Sink> sink;
   return *sink;
 }
 

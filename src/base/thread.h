@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Starts threads of the library. They are named and block every signal, so that handlers of the
-// application never run on them.
+// application never run on them. And objects of a thread, and objects that outlive all threads.
 #ifndef INCCL_BASE_THREAD_H_
 #define INCCL_BASE_THREAD_H_
 
 #include <pthread.h>
 
+#include <cstddef>
 #include <functional>
 #include <new>
 #include <thread>
@@ -49,6 +50,22 @@ class PerThread {
 
   pthread_key_t key_{};
   bool valid_;
+};
+
+// A static object that is never destroyed, because threads and other static objects may use it
+// while the process exits. Its first use may be in a destructor: it takes no memory of its own.
+template <typename T>
+class NoDestructor {
+ public:
+  NoDestructor() { new (&storage_) T; }
+  NoDestructor(const NoDestructor&) = delete;
+  NoDestructor& operator=(const NoDestructor&) = delete;
+
+  T& operator*() { return *std::launder(reinterpret_cast<T*>(&storage_)); }
+  T* operator->() { return &**this; }
+
+ private:
+  alignas(T) std::byte storage_[sizeof(T)];
 };
 
 }  // namespace inccl

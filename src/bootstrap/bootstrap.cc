@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "bootstrap/connector.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/gathering.h"
@@ -577,7 +578,7 @@ class Numbers {
  public:
   // Never destroyed: threads may still make communicators while the process exits.
   static Numbers& Get() {
-    static auto* const numbers = new Numbers;
+    static NoDestructor<Numbers> numbers;
     return *numbers;
   }
 

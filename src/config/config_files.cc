@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "inccl/ccl.h"
 
 namespace inccl {
@@ -67,7 +68,7 @@ std::string UserFile(const GetEnv& environment) {
 void LogOnce(LogLevel level, const std::string& text) {
   if (!LogEnabled(level, LogSubsystem::kEnv)) return;
   static Mutex mutex;
-  static auto* const logged INCCL_PT_GUARDED_BY(mutex) = new std::set<std::string>;
+  static NoDestructor<std::set<std::string>> logged INCCL_GUARDED_BY(mutex);
   {
     const MutexLock lock(&mutex);
     if (!logged->insert(text).second) return;
@@ -82,7 +83,7 @@ struct ProcessPlaces {
 };
 
 ProcessPlaces& OfProcess() {
-  static auto* const places = new ProcessPlaces;
+  static NoDestructor<ProcessPlaces> places;
   return *places;
 }
 

@@ -48,7 +48,7 @@ void Call(Function&& function) {
 }  // namespace
 
 Loop& Loop::Get() {
-  static Loop* const loop = new Loop;
+  static NoDestructor<Loop> loop;
   return *loop;
 }
 

@@ -17,6 +17,7 @@
 #include "base/fd.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "base/thread.h"
 
 namespace inccl::control {
 
@@ -60,6 +61,7 @@ class Loop {
   Status CheckProcess() const;
 
  private:
+  friend class NoDestructor<Loop>;
   Loop() = default;
   Status Start() INCCL_REQUIRES(lifecycle_mutex_);
   void Stop() INCCL_REQUIRES(lifecycle_mutex_);

@@ -27,6 +27,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/socket.h"
 #include "control/loop.h"
@@ -392,7 +393,7 @@ class StatusServer {
  public:
   // Never destroyed, because threads may still use it while the process exits.
   static StatusServer& Get() {
-    static auto* const server = new StatusServer;
+    static NoDestructor<StatusServer> server;
     return *server;
   }
 

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "control/loop.h"
+#include "control/status_socket.h"
 #include "faults/fault_test.h"
 #include "faults/interposer.h"
 #include "support/seed.h"
@@ -211,6 +213,26 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
 INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
 
 class FirstUseTest : public FaultTest {};
+
+// A creation that fails destroys what it has made, some of which it never used, without memory.
+TEST_F(FirstUseTest, Row19_EndingWhatNeverBeganNeedsNoMemory) {
+  ForRow("19", "shm");
+  struct Idle : control::Member {
+    void OnEvents(uint32_t /*tag*/, uint32_t /*events*/) override {}
+    void OnWake() override {}
+    Time OnTime(Time now, Time /*late*/) override { return now + kSecond; }
+  };
+  ProcessWorld world({.nranks = 2}, [](const Side& side) {
+    uint64_t member = 0;
+    if (side.rank() == 1) member = control::Loop::Get().Join(std::make_shared<Idle>()).value();
+    interposer::Arm({interposer::kNew, 1, UINT64_MAX, ENOMEM});
+    WithdrawStatus(nullptr);
+    interposer::Disarm();
+    if (member != 0) control::Loop::Get().Leave(member);
+    return 0;
+  });
+  world.ExpectAllExited();
+}
 
 // Data connections that are made at first use: readiness that a poll which fails does not see is
 // not forgotten.
