@@ -19,6 +19,8 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAME, VERSION = "inccl", "0.1.0"
+BACKEND = HERE / "inccl_torch_backend.py"
+ENTRY_POINTS = "[torch.backends]\ninccl = inccl_torch_backend:register\n"
 # What every Linux has; manylinux allows a library to need these.
 COMMON = re.compile(r"(linux-vdso|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux[^.]*)\.so")
 # Debian's packages of what is linked into the library.
@@ -83,6 +85,7 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     info = pathlib.Path(metadata_directory) / f"{NAME}-{VERSION}.dist-info"
     info.mkdir()
     (info / "METADATA").write_bytes(_metadata())
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (info / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\n")
     return info.name
 
@@ -96,6 +99,7 @@ def _write(folder, tag, files, licences=None):
     files = {**files, f"{info}/METADATA": _metadata(),
              f"{info}/WHEEL": (f"Wheel-Version: 1.0\nGenerator: inccl\nRoot-Is-Purelib: false\n"
                                f"Tag: {tag}\n").encode(),
+             f"{info}/entry_points.txt": ENTRY_POINTS.encode(),
              f"{info}/LICENSE": (HERE.parent / "LICENSE").read_bytes()}
     files |= {f"{info}/licenses/{package}": text for package, text in (licences or {}).items()}
     record = ""
@@ -118,6 +122,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     files = {f"inccl/{path.relative_to(HERE / 'inccl')}": path.read_bytes()
              for path in sorted((HERE / "inccl").rglob("*"))
              if path.suffix == ".py" or path.name == "py.typed"}
+    files[BACKEND.name] = BACKEND.read_bytes()
     files["inccl/libinccl.so.0"] = _stripped(library)
     for path in needed:
         files[f"inccl/{path.name}"] = path.read_bytes()

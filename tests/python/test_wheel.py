@@ -6,6 +6,8 @@ import subprocess
 import sys
 import zipfile
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 PROGRAM = """
@@ -48,3 +50,28 @@ def test_wheel(tmp_path):
     done = subprocess.run([python, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
                           env={**environment, "INCCL_CONF_FILE": "/dev/null"})
     assert done.stdout.strip() == "42", done.stderr
+
+
+TORCH_PROGRAM = """
+import sys, torch, torch.distributed as dist
+assert "inccl" not in sys.modules  # `import torch` does not load the library
+dist.init_process_group("inccl", store=dist.HashStore(), rank=0, world_size=1)
+one = torch.ones(3)
+dist.all_reduce(one)
+print(int(one.sum()), sys.modules["inccl"].__file__)
+dist.destroy_process_group()
+"""
+
+
+def test_torch_knows_the_backend_without_an_import(tmp_path):
+    pytest.importorskip("torch")
+    library = os.environ["INCCL_LIBRARY"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("INCCL_", "PYTHONPATH"))}
+    built = subprocess.run([sys.executable, "-c", "import sys, wheel_builder as b; print(b.build_wheel(sys.argv[1]))",
+                            str(tmp_path)], cwd=ROOT / "python", capture_output=True, text=True, check=True,
+                           env={**environment, "INCCL_WHEEL_LIBRARY": library})
+    with zipfile.ZipFile(tmp_path / built.stdout.strip()) as opened:
+        opened.extractall(tmp_path / "site")
+    done = subprocess.run([sys.executable, "-c", TORCH_PROGRAM], cwd=tmp_path, capture_output=True, text=True,
+                          env={**environment, "PYTHONPATH": str(tmp_path / "site"), "INCCL_CONF_FILE": "/dev/null"})
+    assert done.stdout.split() == ["3", str(tmp_path / "site" / "inccl" / "__init__.py")], done.stderr

@@ -8,25 +8,18 @@
 
 docs/pytorch.md has the rest. Importing this module registers the backend.
 """
-import torch.distributed as _dist
+from inccl_torch_backend import register
 
-from . import elastic
+from . import elastic, flight_recorder
 from ._work import BackendError, Work
 from .hooks import CompressedAllGather, CompressedReduceScatter, State, Statistics, compress_hook
 from .memory import empty, release
-from .process_group import Options, ProcessGroup, create
+from .process_group import Options, ProcessGroup
 from .recorder import Recorder
 
 __all__ = ["BackendError", "CompressedAllGather", "CompressedReduceScatter", "Options",
            "ProcessGroup", "Recorder", "State", "Statistics", "Work", "compress_hook", "elastic",
-           "empty", "release"]
-
-
-def register() -> None:
-    """Makes "inccl" a backend of torch.distributed."""
-    if not hasattr(_dist.Backend, "INCCL"):
-        _dist.Backend.register_backend("inccl", create, extended_api=True,
-                                       devices=["cpu", "cuda"])
+           "empty", "flight_recorder", "release"]
 
 
 register()

@@ -267,7 +267,7 @@ def on_streams(call: Callable[[], None], result: Any) -> Callable[[], None]:
     if not torch.cuda.is_initialized():
         return call
     streams = {tensor.device: torch.cuda.current_stream(tensor.device)
-               for tensor in _all_tensors(result) if tensor.is_cuda}
+               for tensor in all_tensors(result) if tensor.is_cuda}
     if not streams:
         return call
 
@@ -279,10 +279,10 @@ def on_streams(call: Callable[[], None], result: Any) -> Callable[[], None]:
     return there
 
 
-def _all_tensors(result):
+def all_tensors(result):
     if isinstance(result, torch.Tensor):
         return [result]
-    return [tensor for part in result or () for tensor in _all_tensors(part)]
+    return [tensor for part in result or () for tensor in all_tensors(part)]
 
 
 @contextlib.contextmanager

@@ -68,17 +68,18 @@ class Collectives(Calls):
         tensor = single(input_tensors, "input_tensors")
         outputs = _list(output_tensors, "output_tensors")
         opts = _options(opts, c10d.AllgatherOptions, timeout)
-        return self._do("allgather", self._allgather(outputs, tensor), [outputs], opts)
+        return self._do("allgather", self._allgather(outputs, tensor), [outputs], opts,
+                        [tensor])
 
     def all_gather_single(self, output, input, opts=None) -> Work:
         opts = opts or c10d.AllgatherOptions()
         return self._do("all_gather_single", self._all_gather_single(output, input), [output],
-                        opts)
+                        opts, [input])
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None) -> Work:
         opts = opts or c10d.AllgatherOptions()
         calls = [self._all_gather_single(out, one) for out, one in _pairs(outputs, inputs)]
-        return self._do("all_gather_single_coalesced", sequence(calls), list(outputs), opts)
+        return self._do("all_gather_single_coalesced", sequence(calls), list(outputs), opts, inputs)
 
     def allgather_coalesced(self, output_lists, input_list, opts=None) -> Work:
         opts = opts or c10d.AllgatherOptions()
@@ -89,7 +90,7 @@ class Collectives(Calls):
             raise ValueError(f"output_lists: expected {self._size_} lists of {len(input_list)}")
         calls = [self._allgather(outs, _tensors.check(one, "input_list"))
                  for outs, one in zip(by_tensor, input_list)]
-        return self._do("allgather_coalesced", sequence(calls), output_lists, opts)
+        return self._do("allgather_coalesced", sequence(calls), output_lists, opts, input_list)
 
     def gather(self, output_tensors, input_tensors, opts=None, timeout=None) -> Work:
         tensor = single(input_tensors, "input_tensors")
@@ -102,7 +103,7 @@ class Collectives(Calls):
             if output_tensors:
                 raise ValueError("output_tensors: must be empty on ranks that are not the root")
             return self._do(f"gather to rank {root}", self._move(
-                lib.ccl_gather, mine, None, mine.numel(), root), [], opts)
+                lib.ccl_gather, mine, None, mine.numel(), root), [], opts, [tensor])
         outputs = _list(output_tensors, "output_tensors")
         self._expect(outputs, tensor, "output_tensors", written=True)
         self._same_length(outputs, tensor, "output_tensors")
@@ -113,7 +114,7 @@ class Collectives(Calls):
                                      device=mine.device)
             call = sequence([self._move(lib.ccl_gather, mine, everything, mine.numel(), root),
                               lambda: unflatten(everything, outputs)])
-        return self._do(f"gather to rank {root}", call, [outputs], opts)
+        return self._do(f"gather to rank {root}", call, [outputs], opts, [tensor])
 
     def scatter(self, output_tensors, input_tensors, opts=None, timeout=None) -> Work:
         tensor = single(output_tensors, "output_tensors")
@@ -122,7 +123,7 @@ class Collectives(Calls):
         opts = opts or c10d.ScatterOptions()
         root = self._root(opts.rootRank)
         mine = contiguous(tensor)
-        everything = None
+        everything, inputs = None, []
         if root == self._rank_:
             inputs = _list(input_tensors, "input_tensors")
             self._expect(inputs, tensor, "input_tensors")
@@ -132,7 +133,7 @@ class Collectives(Calls):
             raise ValueError("input_tensors: must be empty on ranks that are not the root")
         call = self._move(lib.ccl_scatter, everything, mine, mine.numel(), root)
         return self._do(f"scatter from rank {root}", copy_after(call, mine, tensor), [tensor],
-                        opts)
+                        opts, inputs)
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, timeout=None) -> Work:
         tensor = single(output_tensors, "output_tensors")
@@ -148,18 +149,18 @@ class Collectives(Calls):
         else:
             everything = inputs[0] if joined(inputs) else flat(inputs)
             call = self._reduce_scatter(tensor, everything, opts.reduceOp)
-        return self._do("reduce_scatter", call, [tensor], opts)
+        return self._do("reduce_scatter", call, [tensor], opts, inputs)
 
     def reduce_scatter_single(self, output, input, opts=None) -> Work:
         opts = opts or c10d.ReduceScatterOptions()
         call = self._reduce_scatter_single(output, input, opts.reduceOp)
-        return self._do("reduce_scatter_single", call, [output], opts)
+        return self._do("reduce_scatter_single", call, [output], opts, [input])
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> Work:
         opts = opts or c10d.ReduceScatterOptions()
         calls = [self._reduce_scatter_single(out, one, opts.reduceOp)
                  for out, one in _pairs(outputs, inputs)]
-        return self._do("reduce_scatter_single_coalesced", sequence(calls), list(outputs), opts)
+        return self._do("reduce_scatter_single_coalesced", sequence(calls), list(outputs), opts, inputs)
 
     def alltoall(self, output_tensors, input_tensors, opts=None, timeout=None) -> Work:
         opts = _options(opts, c10d.AllToAllOptions, timeout)
@@ -174,7 +175,7 @@ class Collectives(Calls):
                               [(t.data_ptr(), nbytes(t)) for t in receives], (sends, receives),
                               self._stream(inputs[0]))
         copies = [copy_after(lambda: None, data, out) for data, out in zip(receives, outputs)]
-        return self._do("alltoall", sequence([call, *copies]), outputs, opts)
+        return self._do("alltoall", sequence([call, *copies]), outputs, opts, inputs)
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None,
                           opts=None, timeout=None) -> Work:
@@ -195,7 +196,8 @@ class Collectives(Calls):
             call = self._exchange(self._parts("input", send, input_split_sizes),
                                   self._parts("output", recv, output_split_sizes), (send, recv),
                                   self._stream(send))
-        return self._do("all_to_all_single", copy_after(call, recv, output), [output], opts)
+        return self._do("all_to_all_single", copy_after(call, recv, output), [output], opts,
+                        [input])
 
     def barrier(self, opts=None, timeout=None) -> Work:
         opts = _options(opts, c10d.BarrierOptions, timeout)

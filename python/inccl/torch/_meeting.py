@@ -59,3 +59,32 @@ def _call_the_others(store, size, end):
     made = inccl.unique_id()
     ours.set("id", made.hex())
     return ours, made
+
+
+# What rank 0 waits for longer than the others, so that its answer reaches them.
+_ANSWER = 2.0
+
+
+def monitored_barrier(ours: Store, number: int, rank: int, size: int, seconds: float) -> None:
+    """The `number`-th of a group, whose part of the store is `ours`. TimeoutError names the ranks that
+    have not come."""
+    came, answer = f"monitored/{number}/", f"monitored/{number}/answer"
+    end = time.monotonic() + seconds
+    if rank != 0:
+        ours.set(f"{came}{rank}", "")
+        for _ in poll(lambda: ours.check([answer])):
+            if time.monotonic() > end + _ANSWER:
+                raise TimeoutError(f"rank 0 has not called it for {seconds:g} s")
+        text = ours.get(answer).decode()
+        ours.delete_key(f"{came}{rank}")
+    else:
+        waiting = list(range(1, size))
+        for _ in poll(lambda: not waiting):
+            waiting = [one for one in waiting if not ours.check([f"{came}{one}"])]
+            if time.monotonic() > end:
+                break
+        text = f"ranks {waiting} have not called it for {seconds:g} s" if waiting else ""
+        ours.set(answer, text)
+        ours.delete_key(f"monitored/{number - 1}/answer")  # who has come here has read it
+    if text:
+        raise TimeoutError(text)

@@ -299,8 +299,10 @@ class Pairs:
         if self._closed:
             raise backend_error("send or recv", Closed("the process group has ended"))
 
-    def send(self, tensor: torch.Tensor, dest: int, tag: int, timeout: float) -> Work:
+    def send(self, tensor: torch.Tensor, dest: int, tag: int, timeout: float, entry=None) -> Work:
+        """entry: of the flight recorder."""
         work = Work([tensor], f"send to rank {dest}", timeout)
+        work._entry = entry
         if dest == self._rank:
             message = contiguous(tensor.detach()).view(-1).view(torch.uint8).clone() \
                 if tensor.numel() else torch.empty(0, dtype=torch.uint8)
@@ -310,10 +312,12 @@ class Pairs:
             self._to(dest, timeout).post(contiguous(tensor), tag, work)
         return work
 
-    def recv(self, tensor: torch.Tensor, source: Optional[int], tag: int, timeout: float) -> Work:
-        """source None: any rank."""
+    def recv(self, tensor: torch.Tensor, source: Optional[int], tag: int, timeout: float,
+             entry=None) -> Work:
+        """source None: any rank. entry: of the flight recorder."""
         what = "recv from any rank" if source is None else f"recv from rank {source}"
         work = Work([tensor], what, timeout)
+        work._entry = entry
         target, posted = tensor, work
         if not as_it_lies(tensor):
             check_writable(tensor)

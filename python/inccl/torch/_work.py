@@ -92,6 +92,7 @@ class Work(_Work):
         self._error: Optional[BaseException] = None
         self._done = done
         self._source: Optional[int] = None
+        self._entry = None  # of the flight recorder, for sends and receives
         self._future: Optional[torch.futures.Future] = None
         if not done:
             self._changing = threading.Lock()  # guards _done and _future while they change
@@ -100,6 +101,8 @@ class Work(_Work):
 
     # Called once, by the thread that has run the operation.
     def _complete(self, error: Optional[BaseException] = None) -> None:
+        if self._entry is not None:
+            self._entry.finish(error, self._source)
         with self._changing:
             self._error = error
             self._done = True

@@ -26,7 +26,6 @@ from inccl._objects import codec_of
 from inccl.plan import Plan
 
 from . import memory
-from ._calls import on_streams
 from ._kept import TABLES, Bucket, Kept
 from ._statistics import Statistics
 from ._tensors import OPS, TYPES, flat, unflatten
@@ -254,8 +253,9 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
         call()
         if state.record is not None:
             state.record.called(bucket.index(), begin)
-    work = group._runner.submit(on_streams(timed, buffer),
-                                Work(buffer, f"compress_hook, bucket {bucket.index()}"))
+    method = state.reducer or codec
+    work = group._launch(f"compress_hook, bucket {bucket.index()}", "allreduce", timed, buffer, [buffer],
+                         [buffer], True, method.spec if method and count < buffer.numel() else None)
     return work.get_future()
 
 
@@ -353,12 +353,10 @@ class _Compressed:
             return torch.empty(*size, dtype=dtype, device=device)
         return memory.empty(size, dtype=dtype)
 
-    def _run(self, group, what, call, output, async_op) -> Optional[Work]:
-        call = on_streams(call, output)
-        if not async_op:
-            group._runner.run(call, what)
-            return None
-        return group._runner.submit(call, Work([output], what))
+    def _run(self, group, name, call, output, tensor, async_op) -> Optional[Work]:
+        work = group._launch(type(self).__name__, name, call, [output], [tensor], [output], async_op,
+                             self.codec.spec)
+        return work if async_op else None
 
 
 class CompressedReduceScatter(_Compressed, ReduceScatter):
@@ -382,7 +380,7 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
                 input_tensor.data_ptr(), output_tensor.data_ptr(), output_tensor.numel(),
                 number, operation, ctypes.byref(how), ours.communicator._get(), stream))
             self.statistics.add(stats, self.codec, input_tensor, output_tensor)
-        return self._run(ours, "CompressedReduceScatter", call, output_tensor, async_op)
+        return self._run(ours, "reduce_scatter_single", call, output_tensor, input_tensor, async_op)
 
 
 class CompressedAllGather(_Compressed, AllGather):
@@ -404,4 +402,4 @@ class CompressedAllGather(_Compressed, AllGather):
                 input_tensor.data_ptr(), output_tensor.data_ptr(), input_tensor.numel(),
                 TYPES[output_tensor.dtype], ctypes.byref(how), ours.communicator._get(), stream))
             self.statistics.add(stats, self.codec, input_tensor, output_tensor)
-        return self._run(ours, "CompressedAllGather", call, output_tensor, async_op)
+        return self._run(ours, "all_gather_single", call, output_tensor, input_tensor, async_op)

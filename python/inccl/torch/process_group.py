@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 import inccl
 
-from ._calls import on_streams
+from . import flight_recorder
+from ._calls import all_tensors, on_streams
 from ._collectives import Collectives
-from ._meeting import meet
+from ._meeting import meet, monitored_barrier
 from ._pairs import Pairs
 from ._tensors import single
 from ._work import Runner, Work, backend_error, completer
@@ -80,7 +81,7 @@ class ProcessGroup(Collectives, dist.ProcessGroup):
                             f"{type(options).__name__}")
         self._rank_, self._size_, self._timeout_, self._store_ = rank, size, timeout, store
         self._name_, self._desc_ = name, "undefined"
-        self._sequence = 0
+        self._sequence, self._recorded, self._monitored = 0, None, 0
         seconds = _in_range(timeout)
         config = {key: value for key, value in (options or Options())._asdict().items() if value}
         try:
@@ -90,6 +91,7 @@ class ProcessGroup(Collectives, dist.ProcessGroup):
                 name=name[:128] if name else None, **config)
         except (inccl.Error, TimeoutError) as error:
             raise backend_error("init_process_group or new_group", error) from error
+        self._ours = ours  # the part of the store that this group alone uses
         self._runner = Runner("inccl-collectives")
         self._pairs = Pairs(ours, rank, size, config, self._comm.async_error)
         self._coalescing: Optional[List[Callable[[], None]]] = None
@@ -200,19 +202,38 @@ class ProcessGroup(Collectives, dist.ProcessGroup):
 
     # ------------------------------------------------------------------ running calls
 
-    def _do(self, what: str, call: Callable[[], None], result: Any, opts) -> Work:
-        """Runs `call`, or adds it to the block of _start_coalescing."""
+    def _do(self, what: str, call: Callable[[], None], result: Any, opts, inputs=None) -> Work:
+        """Runs `call`, or adds it to the block of _start_coalescing. inputs: by default the result, in
+        place."""
         self._sequence += 1
-        if self._coalescing is not None:
-            self._coalescing.append((what, on_streams(call, result)))
-            return Work(result, what, done=True)
-        if opts is not None:
+        if self._coalescing is None and opts is not None:
             timeout = opts.timeout
             if timeout != _UNSET and timeout != self._timeout_:
                 call = self._limited(call, timeout)
-            if opts.asyncOp:
-                return self._runner.submit(on_streams(call, result), Work(result, what))
-        self._runner.run(on_streams(call, result), what)
+        outputs = all_tensors(result)
+        return self._launch(what, what.partition(" ")[0], call, result,
+                            outputs if inputs is None else inputs, outputs,
+                            opts is not None and opts.asyncOp)
+
+    def _launch(self, what: str, name: str, call: Callable[[], None], result: Any, inputs, outputs,
+                is_async: bool, codec: Optional[str] = None) -> Work:
+        """Records an operation and runs it: here or, if is_async, on the thread."""
+        call = on_streams(call, outputs)
+        call = flight_recorder.begin(self, name, inputs, outputs, call, codec) or call
+        if not torch.autograd._profiler_enabled():
+            return self._start(what, call, result, is_async)
+        about = {"group": self._name_, "codec": codec or "none"}
+        with torch._C._profiler._RecordFunctionFast(f"c10d::{name}", [*inputs], about):
+            work = self._start(what, call, result, is_async)
+        return work
+
+    def _start(self, what, call, result, is_async) -> Work:
+        if self._coalescing is not None:
+            self._coalescing.append((what, call))
+            return Work(result, what, done=True)
+        if is_async:
+            return self._runner.submit(call, Work(result, what))
+        self._runner.run(call, what)
         return Work(result, what, done=True)
 
     def _limited(self, call, timeout) -> Callable[[], None]:
@@ -242,22 +263,38 @@ class ProcessGroup(Collectives, dist.ProcessGroup):
         work = Work(None, "coalesced: " + ", ".join(what for what, _ in calls))
         return self._runner.submit(all_of_them, work)
 
+    def monitored_barrier(self, timeout=None, wait_all_ranks: bool = False) -> None:
+        """Waits until all ranks of the group have called it, through the store. Where some have not after
+        `timeout` (timedelta or seconds; by default the group's), all others raise BackendError, which names
+        them all, and the group goes on. `wait_all_ranks` changes nothing."""
+        seconds = self._seconds() if timeout is None else _in_range(
+            timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout))
+        self._monitored += 1
+        try:
+            monitored_barrier(self._ours, self._monitored, self._rank_, self._size_, seconds)
+        except TimeoutError as error:
+            raise backend_error("monitored_barrier", error) from error
+
     # ------------------------------------------------------------------ point to point
 
     def send(self, tensors, dst: int, tag: int = 0) -> Work:
         tensor = single(tensors)
         self._host_only(tensor, "send")
-        return self._pairs.send(tensor, self._root(dst, "dst"), tag, self._seconds())
+        dst = self._root(dst, "dst")
+        entry = flight_recorder.begin(self, f"send {self._rank_}->{dst}", [tensor], [], p2p=True)
+        return self._pairs.send(tensor, dst, tag, self._seconds(), entry)
 
     def recv(self, tensors, src: int, tag: int = 0) -> Work:
-        tensor = single(tensors)
-        self._host_only(tensor, "recv")
-        return self._pairs.recv(tensor, self._root(src, "src"), tag, self._seconds())
+        return self._recv(single(tensors), self._root(src, "src"), tag)
 
     def recv_anysource(self, tensors, tag: int = 0) -> Work:
-        tensor = single(tensors)
+        return self._recv(single(tensors), None, tag)
+
+    def _recv(self, tensor, src: Optional[int], tag: int) -> Work:
         self._host_only(tensor, "recv")
-        return self._pairs.recv(tensor, None, tag, self._seconds())
+        entry = flight_recorder.begin(self, f"recv {self._rank_}<-{'any' if src is None else src}", [],
+                                      [tensor], p2p=True)
+        return self._pairs.recv(tensor, src, tag, self._seconds(), entry)
 
     def _host_only(self, tensor, what) -> None:
         if tensor.is_cuda:
