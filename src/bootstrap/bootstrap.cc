@@ -2,9 +2,11 @@
 #include "bootstrap/bootstrap.h"
 
 #include <fmt/format.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <functional>
 #include <map>
@@ -49,12 +51,12 @@ Result<UniqueFd> ListenOnMachine(std::string* name) {
 
 // Listens for ranks on other machines, unless this one has no address that they reach. Others may
 // well reach the address from which this rank has reached the rendezvous.
-Status ListenForMachines(const JoinOptions& options, const RendezvousClient& root,
+Status ListenForMachines(const JoinOptions& options, int rendezvous,
                          std::vector<UniqueIdAddress>* addresses,
                          std::vector<Listener>* listeners) {
   Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(options.socket_ifname);
   if (!chosen.ok()) return chosen.status();
-  const std::optional<UniqueIdAddress> local = LocalAddress(root.fd());
+  const std::optional<UniqueIdAddress> local = LocalAddress(rendezvous);
   if (options.socket_ifname.empty() && local) PutFirst(*local, &*chosen);
   std::erase_if(*chosen, IsLoopback);
   if (chosen->empty()) return Status::Ok();
@@ -136,6 +138,21 @@ Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTab
   return plans;
 }
 
+// A descriptor that is readable when one of the two is; none if `second` is -1.
+Result<UniqueFd> WatchBoth(int first, int second) {
+  if (second < 0) return UniqueFd();
+  UniqueFd both(epoll_create1(EPOLL_CLOEXEC));
+  if (!both.valid()) return SystemErrorErrno("epoll_create1", errno);
+  for (const int fd : {first, second}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (epoll_ctl(both.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      return SystemErrorErrno("epoll_ctl", errno);
+    }
+  }
+  return both;
+}
+
 Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTable& table,
                 std::vector<Listener> listeners, RendezvousClient* root, Mesh* mesh,
                 std::vector<UniqueFd>* open) {
@@ -159,6 +176,14 @@ Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTab
     if (Status status = CheckKeys(table); !status.ok()) return status;
     if (Status room = MakeRoom(options, plans->size()); !room.ok()) return room;
   }
+  JoinOptions::Alongside alongside;
+  if (options.begin) {
+    Result<JoinOptions::Alongside> begun = options.begin(*mesh);
+    if (!begun.ok()) return begun.status();
+    alongside = *std::move(begun);
+  }
+  Result<UniqueFd> both = WatchBoth(root->fd(), alongside.fd);
+  if (!both.ok()) return both.status();
   ConnectTerms terms;
   terms.rank = options.rank;
   terms.nranks = options.nranks;
@@ -168,8 +193,11 @@ Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTab
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
   terms.sources = options.listen.sources;
-  terms.check = [root](const std::vector<int>&) { return root->Check(); };
-  terms.check_fd = root->fd();
+  terms.check = [root, &alongside](const std::vector<int>&) {
+    if (alongside.fd >= 0) alongside.advance();
+    return root->Check();
+  };
+  terms.check_fd = both->valid() ? both->get() : root->fd();
   std::vector<Link> links;
   Status status = ConnectPeers(std::move(terms), *plans, std::move(listeners), &links, open);
   if (!status.ok()) return status;
@@ -298,6 +326,20 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
   registration.agreement = options.agreement;
 
+  bool listens = target.addresses.front().is_unix();
+  const auto register_on = [&](int fd) -> Result<std::vector<std::byte>> {
+    if (!listens) {
+      Status status =
+          ListenForMachines(options, fd, &registration.record.mesh_addresses, &listeners);
+      if (!status.ok()) return status;
+      if (options.network_blob) registration.record.blob = options.network_blob();
+      listens = true;
+    }
+    registration.record.round_trip_us = RoundTripUs(fd);
+    registration.remaining =
+        options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
+    return registration.Encode();
+  };
   FAULT_POINT("bootstrap.before_connect");
   Result<std::unique_ptr<RendezvousClient>> connected =
       RendezvousClient::Connect(target, {.rank = options.rank,
@@ -305,20 +347,10 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
                                          .deadline = options.deadline,
                                          .timeout_ms = options.timeout_ms,
                                          .patience = options.patience,
-                                         .cancelled = options.cancelled});
+                                         .cancelled = options.cancelled,
+                                         .registration = register_on});
   if (!connected.ok()) return connected.status();
-  FAULT_POINT("bootstrap.after_authentication");
   RendezvousClient& root = **connected;
-  Status status;
-  if (!target.addresses.front().is_unix()) {
-    status = ListenForMachines(options, root, &registration.record.mesh_addresses, &listeners);
-    if (!status.ok()) return named(status);
-  }
-  registration.record.round_trip_us = RoundTripUs(root.fd());
-  registration.remaining =
-      options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
-  status = root.Send(MessageKind::kRegister, registration.Encode());
-  if (!status.ok()) return status;
   FAULT_POINT("bootstrap.after_register");
   Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);
   if (!body.ok()) return body.status();
@@ -329,7 +361,8 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   Mesh mesh;
   mesh.key = std::move(key);
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
-  status = WireMesh(options, target.terms.key, *table, std::move(listeners), &root, &mesh, &open);
+  Status status =
+      WireMesh(options, target.terms.key, *table, std::move(listeners), &root, &mesh, &open);
   if (status.ok() && options.prepare) status = options.prepare(&mesh, &root);
   if (!status.ok())
     return AgreeOnFailure(status, registration.record, options.cancelled.requested(), &root);

@@ -41,13 +41,23 @@ struct JoinOptions {
   std::string agreement;        // must be equal on all ranks; ideally "key=value key=value ..."
   std::vector<int> share_fds;   // every peer gets a copy; at most 16; the caller keeps ownership
   std::vector<std::byte> blob;  // every peer gets a copy; at most kMaxBlob bytes
-  std::string secret_file;      // INCCL_SECRET_FILE
-  std::string host_id;          // INCCL_HOSTID
-  std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
+  // If set: makes what takes the place of `blob` where ranks may be on other hosts.
+  std::function<std::vector<std::byte>()> network_blob;
+  std::string secret_file;    // INCCL_SECRET_FILE
+  std::string host_id;        // INCCL_HOSTID
+  std::string socket_ifname;  // INCCL_SOCKET_IFNAME: where to listen for other machines
   // INCCL_CONTROL_ALL_PAIRS: up to how many ranks all pairs connect; equal on all ranks.
   int all_pairs = ControlGraph::kAllPairs;
   ListenRules listen;     // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   Cancel cancelled = {};  // once requested, the call soon ends with it
+  // What a rank does while it connects to the others: it waits for `fd`, too, and then calls
+  // `advance`. fd -1: nothing.
+  struct Alongside {
+    int fd = -1;
+    std::function<void()> advance{};
+  };
+  // Called when the rank knows the others; the peers have no connections yet. May be empty.
+  std::function<Result<Alongside>(const Mesh& mesh)> begin = nullptr;
   // What ranks do with their connections before any of them goes on, such as choosing transports;
   // an error of one fails all.
   std::function<Status(Mesh* mesh, bootstrap::RendezvousClient* rendezvous)> prepare = nullptr;

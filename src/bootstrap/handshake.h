@@ -142,7 +142,8 @@ class ClientHandshake {
   HandshakeFault fault() const { return fault_; }
   Bytes hello() const { return hello_; }
   uint8_t server_version() const { return std::to_integer<uint8_t>(greeting_[4]); }
-  Result<ConnectionKeys> Keys() const;  // valid in kDone
+  // Valid once hello() is: what the client seals with them only a server that knows the key reads.
+  Result<ConnectionKeys> Keys() const;
 
  private:
   HandshakeFault MakeHello();

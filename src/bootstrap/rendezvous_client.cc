@@ -221,6 +221,26 @@ Status WhyNot(HandshakeFault fault, const std::string& where, const RootTarget& 
   return InvalidUsage(fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault)));
 }
 
+// Returns kRemoteError if the rendezvous has closed the connection.
+Status SendRegistration(int fd, const ClientOptions& options, Aead* seal) {
+  const Result<std::vector<std::byte>> body = options.registration(fd);
+  if (!body.ok()) return body.status();
+  std::vector<std::byte> frame;
+  if (!AppendFrame(static_cast<uint8_t>(MessageKind::kRegister), *body, &frame, seal)) {
+    return SystemError("libcrypto cannot seal a message");
+  }
+  Bytes rest = frame;
+  while (!rest.empty()) {
+    const IoResult sent = WriteSome(fd, rest);
+    rest = rest.subspan(sent.bytes);
+    if (sent.error == EAGAIN && RendezvousClient::WaitFor(fd, POLLOUT, options.deadline, options)) {
+      continue;
+    }
+    if (sent.error != 0) return RemoteError("it takes no registration");
+  }
+  return Status::Ok();
+}
+
 Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& target,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
@@ -231,14 +251,16 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
                    .nranks = static_cast<uint32_t>(options.nranks)},
                   nonce);
   std::array<std::byte, kHelloBytes> buffer;
+  std::optional<StreamCipher> cipher;
   while (true) {
     if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options))
       return Broken("it does not answer");
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
     if (got.error == EAGAIN) continue;
-    if (got.error != 0) return Broken(SocketErrorText(got.error));
     const ClientHandshake::State before = handshake.state();
-    if (got.closed) {
+    const bool reset = got.error == ECONNRESET && before == ClientHandshake::State::kReadingReply;
+    if (got.error != 0 && !reset) return Broken(SocketErrorText(got.error));
+    if (got.closed || reset) {  // reset: it has not read the registration
       Attempt attempt = Broken("it closed the connection during authentication");
       if (before == ClientHandshake::State::kReadingReply) {
         attempt.outcome = Attempt::Outcome::kRejected;
@@ -249,20 +271,30 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
     if (after == ClientHandshake::State::kFailed) {
       return Hopeless(WhyNot(handshake.fault(), where, target));
     }
-    if (after == ClientHandshake::State::kReadingReply && before != after &&
-        !WriteAll(fd.get(), handshake.hello())) {
-      return Broken("it closed the connection during authentication");
+    if (after == ClientHandshake::State::kReadingReply && before != after) {
+      if (!WriteAll(fd.get(), handshake.hello())) {
+        return Broken("it closed the connection during authentication");
+      }
+      FAULT_POINT("bootstrap.after_authentication");
+      Result<ConnectionKeys> keys = handshake.Keys();
+      if (!keys.ok()) return Hopeless(keys.status());
+      Result<StreamCipher> made = StreamCipher::Create(keys->from_client, keys->from_server);
+      if (!made.ok()) return Hopeless(made.status());
+      cipher = *std::move(made);
+      if (options.registration) {
+        if (Status sent = SendRegistration(fd.get(), options, &cipher->seal); !sent.ok()) {
+          return sent.code() == Code::kRemoteError ? Broken(sent.message()) : Hopeless(sent);
+        }
+        // The rendezvous may count this rank from now on, so this rank waits for it.
+        until = options.deadline;
+      }
     }
     if (after == ClientHandshake::State::kDone) break;
   }
-  Result<ConnectionKeys> keys = handshake.Keys();
-  if (!keys.ok()) return Hopeless(keys.status());
-  Result<StreamCipher> cipher = StreamCipher::Create(keys->from_client, keys->from_server);
-  if (!cipher.ok()) return Hopeless(cipher.status());
   Attempt attempt;
   attempt.outcome = Attempt::Outcome::kAuthenticated;
   attempt.fd = std::move(fd);
-  attempt.cipher = *std::move(cipher);
+  attempt.cipher = std::move(cipher);
   return attempt;
 }
 

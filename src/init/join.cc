@@ -76,19 +76,19 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   HostMap hosts;
   CommOptions comm = options.comm;
   Result<std::unique_ptr<Transport>> end = InternalError("no transport");
-  join_options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
+  ConnectLimits limits = {.deadline = join_options.deadline, .timeout_ms = options.init_timeout_ms};
+  join_options.begin = [&](const Mesh& mesh) -> Result<JoinOptions::Alongside> {
     std::vector<uint64_t> identities;
-    for (const Peer& peer : mesh->peers) identities.push_back(peer.info.host_id);
+    for (const Peer& peer : mesh.peers) identities.push_back(peer.info.host_id);
     hosts = HostMap(identities);
-    if (Status offers = transport.TakeOffers(*mesh); !offers.ok()) return offers;
-    comm.tuner_table.SetLink(transport.slowest_link_mbps(), LongestRoundTripUs(*mesh));
-    end = transport.Choose({.mesh = mesh,
-                            .rendezvous = rendezvous,
-                            .limits = {.deadline = join_options.deadline,
-                                       .timeout_ms = options.init_timeout_ms,
-                                       .under_way = UnderWay(comm.tuner_table.costs(), &hosts),
-                                       .check = [rendezvous] { return rendezvous->Check(); }}},
-                           hosts);
+    if (Status offers = transport.TakeOffers(mesh); !offers.ok()) return offers;
+    comm.tuner_table.SetLink(transport.slowest_link_mbps(), LongestRoundTripUs(mesh));
+    limits.under_way = UnderWay(comm.tuner_table.costs(), &hosts);
+    return transport.Begin(mesh, hosts, limits);
+  };
+  join_options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
+    limits.check = [rendezvous] { return rendezvous->Check(); };
+    end = transport.Choose({.mesh = mesh, .rendezvous = rendezvous, .limits = limits}, hosts);
     return end.status();
   };
   Result<Mesh> mesh = join(join_options);

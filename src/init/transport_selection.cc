@@ -2,6 +2,7 @@
 #include "init/transport_selection.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -112,35 +113,40 @@ constexpr TransportRow kRows[] = {
      .unusable = [](const Places&, int, int) { return std::string(kThreadsOnly); },
      .attach_needs_peers = false,
      .tries_paths = false,
-     .connects = false},
+     .connects = false,
+     .cheap = [] { return true; }},
     {.name = "shm",
      .make = MakeShm,
      .caps = [] { return ShmTransport::CapsOf(ShmOptions{}); },
      .unusable = OneHostOnly,
      .attach_needs_peers = false,
      .tries_paths = false,
-     .connects = false},
+     .connects = false,
+     .cheap = [] { return true; }},
     {.name = "verbs",
      .make = MakeVerbs,
      .caps = VerbsTransport::CapsOf,
      .unusable = [](const Places&, int, int) { return std::string(); },
      .attach_needs_peers = true,
      .tries_paths = true,
-     .connects = true},
+     .connects = true,
+     .cheap = [] { return access("/sys/class/infiniband", F_OK) != 0; }},
     {.name = "ucx",
      .make = MakeUcx,
      .caps = [] { return Caps{.name = "ucx"}; },
      .unusable = UcxBetween,
      .attach_needs_peers = true,
      .tries_paths = false,
-     .connects = false},
+     .connects = false,
+     .cheap = [] { return false; }},
     {.name = "tcp",
      .make = MakeTcp,
      .caps = TcpTransport::CapsOf,
      .unusable = [](const Places&, int, int) { return std::string(); },
      .attach_needs_peers = true,
      .tries_paths = false,
-     .connects = true},
+     .connects = true,
+     .cheap = [] { return true; }},
 };
 
 }  // namespace
@@ -287,11 +293,70 @@ TransportOffer TransportSelection::Make(const std::string& name,
 }
 
 void TransportSelection::Advertise(JoinOptions* options) {
-  options->blob = Make(names_.front(), &first_).Encode();
-  if (first_ != nullptr) options->share_fds = first_->fds_to_share();
-  if (std::find(names_.begin() + 1, names_.end(), "shm") == names_.end()) return;
-  later_offer_ = Make("shm", &later_shm_);
-  if (later_shm_ != nullptr) options->share_fds = later_shm_->fds_to_share();
+  for (const std::string& name : names_) {
+    if (name != names_.front() && name != "shm") continue;
+    Made& made = made_[name];
+    made.offer = Make(name, &made.factory);
+    made.advertised = name == names_.front();
+    if (made.factory != nullptr) options->share_fds = made.factory->fds_to_share();
+  }
+  options->blob = Blob();
+  options->network_blob = [this] {
+    for (const std::string& name : names_) {
+      if (!RowOf(name).cheap()) continue;
+      const auto [place, is_new] = made_.try_emplace(name);
+      if (is_new) place->second.offer = Make(name, &place->second.factory);
+      place->second.advertised = true;
+    }
+    return Blob();
+  };
+}
+
+std::vector<std::byte> TransportSelection::Blob() const {
+  ByteWriter writer;
+  for (const auto& [name, made] : made_) {
+    if (!made.advertised) continue;
+    const std::vector<std::byte> offer = made.offer.Encode();
+    writer.String({reinterpret_cast<const char*>(offer.data()), offer.size()});
+  }
+  return writer.bytes();
+}
+
+JoinOptions::Alongside TransportSelection::Begin(const Mesh& mesh, const HostMap& hosts,
+                                                 const ConnectLimits& limits) {
+  std::vector<uint64_t> identities;
+  for (const Peer& peer : mesh.peers) identities.push_back(peer.info.machine_id);
+  const HostMap machines(identities);
+  const Places places{.hosts = hosts, .machines = machines, .environment = environment_};
+  // By transport, the peers for which nothing but what the ranks have offered decides. This rank
+  // begins with the only transport that needs both ranks, if it has all of that one's peers.
+  std::map<std::string, std::vector<int>> peers_of;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (peer == rank_) continue;
+    const auto decides = [&](const std::string& name) {
+      const auto offers = offers_.find(name);
+      if (!RowOf(name).unusable(places, rank_, peer).empty()) return false;
+      return offers == offers_.end() || (offers->second[static_cast<size_t>(rank_)].status.ok() &&
+                                         offers->second[static_cast<size_t>(peer)].status.ok());
+    };
+    const auto chosen = std::find_if(names_.begin(), names_.end(), decides);
+    if (chosen == names_.end() || !offers_.contains(*chosen)) return {};
+    peers_of[*chosen].push_back(peer);
+  }
+  for (const auto& [name, peers] : peers_of) {
+    const auto made = made_.find(name);
+    if (!RowOf(name).connects || made == made_.end() || made->second.factory == nullptr) continue;
+    TransportFactory* const factory = made->second.factory.get();
+    const Offers& offers = offers_[name];
+    for (const int peer : peers) {
+      const PeerInfo& info = mesh.peers[static_cast<size_t>(peer)].info;
+      if (!factory->Announce(info, offers[static_cast<size_t>(peer)].payload).ok()) return {};
+    }
+    const int fd = factory->Begin(mesh, limits);
+    if (fd < 0) return {};
+    return {.fd = fd, .advance = [factory] { factory->Advance(); }};
+  }
+  return {};
 }
 
 Status TransportSelection::Error(const Status& status) const {
@@ -300,15 +365,31 @@ Status TransportSelection::Error(const Status& status) const {
 
 Status TransportSelection::TakeOffers(const Mesh& mesh) {
   for (const Peer& peer : mesh.peers) {
-    Result<TransportOffer> offer = TransportOffer::Decode(peer.info.blob);
-    if (!offer.ok() || offer->transport != names_.front()) {
+    ByteReader reader(peer.info.blob);
+    std::string bytes;
+    bool has_first = false, well_formed = true;
+    while (reader.remaining() > 0) {
+      Result<TransportOffer> offer = InternalError("cut");
+      if (reader.String(&bytes, kMaxBlob))
+        offer = TransportOffer::Decode(std::as_bytes(std::span(bytes)));
+      well_formed = well_formed && offer.ok();
+      if (!well_formed) break;
+      if (offer->transport == names_.front()) {
+        has_first = true;
+        device_slices_ = device_slices_ && offer->device_slices;
+        link_mbps_ = std::min(link_mbps_, offer->link_mbps);
+      }
+      Offers& of_all = offers_[offer->transport];
+      const auto before = static_cast<size_t>(peer.info.rank);
+      well_formed = of_all.size() <= before;  // not a second one
+      if (of_all.size() == before) of_all.push_back(*std::move(offer));
+    }
+    if (!has_first || !well_formed) {
       return Error(InternalError(fmt::format("peer rank {} sent no offer of the transport {}",
                                              peer.info.rank, names_.front())));
     }
-    device_slices_ = device_slices_ && offer->device_slices;
-    link_mbps_ = std::min(link_mbps_, offer->link_mbps);
-    first_offers_.push_back(*std::move(offer));
   }
+  std::erase_if(offers_, [&](const auto& of) { return of.second.size() != mesh.peers.size(); });
   return Status::Ok();
 }
 
@@ -354,9 +435,10 @@ TransportOffer TransportSelection::OfferOf(const std::string& name, bool needed,
     none.transport = name;
     return none;
   }
-  if (name != "shm") return Make(name, made);
-  *made = std::move(later_shm_);
-  return later_offer_;
+  const auto before = made_.find(name);
+  if (before == made_.end()) return Make(name, made);
+  *made = std::move(before->second.factory);
+  return before->second.offer;
 }
 
 Status TransportSelection::Attach(const Attempt& attempt, const Joining& joining,
@@ -376,14 +458,17 @@ Status TransportSelection::Attach(const Attempt& attempt, const Joining& joining
 
 Status TransportSelection::Try(const std::string& name, const Joining& joining,
                                const Places& places) {
-  Offers offers = std::move(first_offers_);  // of a further one, they are exchanged below
+  Offers offers;
   const auto number = static_cast<int>(attempts_.size());
   Attempt& attempt = attempts_.emplace_back();
   attempt.row = &RowOf(name);
   attempt.of_rank.resize(static_cast<size_t>(nranks_));
   if (!Needed(attempt, places)) return Status::Ok();  // no rank makes it
-  if (number == 0) {
-    attempt.factory = std::move(first_);
+  if (const auto advertised = offers_.find(name); advertised != offers_.end()) {
+    offers = std::move(advertised->second);
+    if (number == 0 || Needed(attempt, places, rank_)) {
+      attempt.factory = std::move(made_[name].factory);
+    }
   } else {
     const TransportOffer mine = OfferOf(name, Needed(attempt, places, rank_), &attempt.factory);
     Result<Offers> further = Exchange(joining, mine);
@@ -395,7 +480,10 @@ Status TransportSelection::Try(const std::string& name, const Joining& joining,
     TransportOffer attached;
     attached.transport = name;
     attached.status = Attach(attempt, joining, places, offers);
-    if (attempt.row->attach_needs_peers) {
+    // No other transport takes the place of the last one: the end of the join is where ranks wait
+    // for each other then.
+    const bool last = name == names_.back() && !attempt.row->tries_paths;
+    if (attempt.row->attach_needs_peers && !last) {
       Result<Offers> all = Exchange(joining, attached);
       if (!all.ok()) return all.status();
       for (size_t rank = 0; rank < all->size(); ++rank) {
@@ -581,8 +669,7 @@ Result<std::unique_ptr<Transport>> TransportSelection::Choose(const Joining& joi
     if (!status.ok()) return status;
   }
   for (Peer& peer : mesh->peers) peer.fds.clear();
-  first_.reset();
-  later_shm_.reset();
+  made_.clear();
   if (Status status = CheckComplete(places); !status.ok()) {
     // All ranks come to this: they wait for each other, so that none is blamed by those behind it.
     (void)joining.rendezvous->Exchange({});

@@ -56,6 +56,8 @@ struct TransportRow {
   bool tries_paths;
   // TransportFactory::Connect waits for the peers' calls.
   bool connects;
+  // Whether a rank makes it, or finds that it cannot, in no time.
+  bool (*cheap)();
 };
 
 // In the order in which the parts of a composite transport are polled. INCCL_TRANSPORT has been
@@ -104,10 +106,15 @@ class TransportSelection {
   // `device_slices`: TransportOffer::device_slices of this rank.
   TransportSelection(int rank, int nranks, const Environment& environment, bool device_slices);
 
-  // Makes the first transport and puts its offer into `options`.
+  // Makes the first transport and puts its offer into `options`. Where ranks may be on other hosts
+  // the join carries those of further transports, too, whose exchange would take a round trip each.
+  // `options` is not used after this selection has gone.
   void Advertise(JoinOptions* options);
   // Reads the offers that came with the join. Then Choose.
   Status TakeOffers(const Mesh& mesh);
+  // Then, while the ranks connect for control messages: begins to connect for data, where the
+  // offers alone decide over which transport.
+  JoinOptions::Alongside Begin(const Mesh& mesh, const HostMap& hosts, const ConnectLimits& limits);
   // Attaches to each peer over the first transport that the two ranks can use. Exchanges the offers
   // of a further transport only if a pair of ranks still needs one. Returns a composite transport
   // if the pairs use several. The text of an error begins with "rank r/n: init:".
@@ -136,6 +143,8 @@ class TransportSelection {
   // This rank's offer of a further transport; an empty one if this rank does not need it.
   TransportOffer OfferOf(const std::string& name, bool needed,
                          std::unique_ptr<TransportFactory>* made);
+  // What every peer gets: the first offer, and those that have been made.
+  std::vector<std::byte> Blob() const;
   // Attaches to this rank's peers of unassigned pairs that can use the transport, and connects.
   Status Attach(const Attempt& attempt, const Joining& joining, const Places& places,
                 const Offers& offers) const;
@@ -165,10 +174,15 @@ class TransportSelection {
   std::vector<std::string> names_;  // in order of preference
   std::vector<Attempt> attempts_;   // by names_, those that have been tried
   PairTable table_;                 // numbers of attempts_
-  Offers first_offers_;             // of the first transport
-  // The first transport, and shm if it is a later one, because only the join passes descriptors.
-  std::unique_ptr<TransportFactory> first_, later_shm_;
-  TransportOffer later_offer_;
+  // What this rank has made before it joins: the first transport, shm, because only the join passes
+  // descriptors, and where there may be other hosts, those that it makes cheaply.
+  struct Made {
+    std::unique_ptr<TransportFactory> factory;
+    TransportOffer offer;
+    bool advertised = false;
+  };
+  std::map<std::string, Made> made_;
+  std::map<std::string, Offers> offers_;  // by rank, of the transports that all ranks advertise
 };
 
 }  // namespace inccl

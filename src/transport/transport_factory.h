@@ -38,6 +38,15 @@ class TransportFactory {
   virtual ~TransportFactory() = default;
   virtual std::vector<int> fds_to_share() const { return {}; }
   virtual std::vector<std::byte> payload() const { return {}; }
+  // A transport that connects may do so before Attach: if all its peers, with their payloads, have
+  // been announced, Begin begins, and Advance is called whenever the descriptor that Begin returns
+  // is readable, until Connect. Begin returns -1 if it has nothing to do yet. Connect reports the
+  // errors.
+  virtual Status Announce(const PeerInfo& /*peer*/, std::span<const std::byte> /*payload*/) {
+    return Status::Ok();
+  }
+  virtual int Begin(const Mesh& /*mesh*/, const ConnectLimits& /*limits*/) { return -1; }
+  virtual void Advance() {}
   // `payload` is the peer's. Called once for each peer to which lanes will be opened.
   virtual Status Attach(Peer* peer, std::span<const std::byte> payload) = 0;
   // Called once, after all Attach, on all ranks at a time: makes the connections that take two. It

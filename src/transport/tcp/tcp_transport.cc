@@ -248,12 +248,23 @@ Result<int> TcpTransport::Connect(Time until, Status* failure) {
   return made_now;
 }
 
+void TcpTransport::BeginAll() {
+  for (int peer = 0; connector_ != nullptr && peer < nranks(); ++peer) {
+    if (connector_->Has(peer)) connector_->Begin(peer);
+  }
+}
+
+Status TcpTransport::AdvanceConnections() {
+  Poll();
+  if (connector_ == nullptr) return Status::Ok();
+  Status failure;
+  const Result<int> made = Connect(SystemClock().Now(), &failure);
+  return made.ok() ? failure : made.status();
+}
+
 Status TcpTransport::ConnectNow(
     const std::function<Status(const std::vector<int>& missing)>& check) {
   constexpr Time kCheckInterval = 50 * kMillisecond;
-  for (int peer = 0; peer < nranks(); ++peer) {
-    if (connector_->Has(peer)) connector_->Begin(peer);
-  }
   while (connector_ != nullptr) {
     const std::vector<int> missing = connector_->Missing();
     if (Status status = check(missing); !status.ok()) {
@@ -432,16 +443,26 @@ class TcpFactory final : public TransportFactory {
 
   Status Listen();
   std::vector<std::byte> payload() const override;
-  Status Attach(Peer* peer, std::span<const std::byte> payload) override;
+  Status Announce(const PeerInfo& peer, std::span<const std::byte> payload) override;
+  int Begin(const Mesh& mesh, const ConnectLimits& limits) override;
+  void Advance() override;
+  Status Attach(Peer* peer, std::span<const std::byte> payload) override {
+    return begun_ ? Status::Ok() : Announce(peer->info, payload);
+  }
   Status Connect(const Mesh& mesh, const ConnectLimits& limits) override;
   std::unique_ptr<Transport> Take(bool /*alone*/) override { return std::move(transport_); }
 
  private:
+  // Gives the transport its connector.
+  Status Prepare(const Mesh& mesh, const ConnectLimits& limits);
+
   const TcpOptions options_;
   std::unique_ptr<TcpTransport> transport_;
   std::vector<UniqueIdAddress> addresses_;
   std::vector<Listener> listeners_;
   std::map<int, PeerConnector::PeerPlan> peers_;
+  bool begun_ = false;
+  Status failure_;  // since Begin
 };
 
 Status TcpFactory::Listen() {
@@ -463,19 +484,18 @@ std::vector<std::byte> TcpFactory::payload() const {
   return writer.bytes();
 }
 
-Status TcpFactory::Attach(Peer* peer, std::span<const std::byte> payload) {
+Status TcpFactory::Announce(const PeerInfo& peer, std::span<const std::byte> payload) {
   ByteReader reader(payload);
   std::vector<UniqueIdAddress> theirs;
   if (!ReadAddresses(&reader, &theirs) || reader.remaining() != 0 || theirs.empty()) {
-    return InternalError(
-        fmt::format("tcp: peer rank {} sent no address to connect to", peer->info.rank));
+    return InternalError(fmt::format("tcp: peer rank {} sent no address to connect to", peer.rank));
   }
   bootstrap::SetScopes(options_.interfaces, &theirs);
-  peers_[peer->info.rank] = {.name = NameOf(peer->info), .addresses = std::move(theirs)};
+  peers_[peer.rank] = {.name = NameOf(peer), .addresses = std::move(theirs)};
   return Status::Ok();
 }
 
-Status TcpFactory::Connect(const Mesh& mesh, const ConnectLimits& limits) {
+Status TcpFactory::Prepare(const Mesh& mesh, const ConnectLimits& limits) {
   if (options_.protection == tcp::Protection::kNone) {
     Log(LogLevel::kWarn, LogSubsystem::kTransport,
         "rank {}/{}: INCCL_NET_SECURITY=none: nothing protects the data on the network", mesh.rank,
@@ -510,8 +530,25 @@ Status TcpFactory::Connect(const Mesh& mesh, const ConnectLimits& limits) {
                                                              .timeout_ms = limits.timeout_ms},
                                       std::move(listeners_), peers_, transport_->epoll()));
   // A large communicator does not use most pairs.
-  if (mesh.graph.large()) return Status::Ok();
-  if (!room.ok()) return room;
+  return mesh.graph.large() ? Status::Ok() : room;
+}
+
+int TcpFactory::Begin(const Mesh& mesh, const ConnectLimits& limits) {
+  if (mesh.graph.large()) return -1;
+  begun_ = true;
+  failure_ = Prepare(mesh, limits);
+  if (failure_.ok()) transport_->BeginAll();
+  return failure_.ok() ? transport_->epoll() : -1;
+}
+
+void TcpFactory::Advance() {
+  if (failure_.ok()) failure_ = transport_->AdvanceConnections();
+}
+
+Status TcpFactory::Connect(const Mesh& mesh, const ConnectLimits& limits) {
+  if (!begun_) failure_ = Prepare(mesh, limits);
+  if (!failure_.ok() || mesh.graph.large()) return failure_;
+  transport_->BeginAll();
   return transport_->ConnectNow([&](const std::vector<int>& missing) {
     if (SystemClock().Now() >= limits.deadline) {
       return TimeoutError(fmt::format("no connection with {} within {} ms",

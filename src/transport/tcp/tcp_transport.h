@@ -122,7 +122,11 @@ class TcpTransport final : public Transport {
   void ConnectWhenNeeded(std::unique_ptr<tcp::PeerConnector> connector) {
     connector_ = std::move(connector);
   }
-  // Connects to all of these peers; `check` is called repeatedly with those that are missing, and
+  // Begins to connect to all of these peers. AdvanceConnections does what is due, without waiting;
+  // it has something to do when epoll() is readable.
+  void BeginAll();
+  Status AdvanceConnections();
+  // Waits for all that have begun; `check` is called repeatedly with those that are missing, and
   // its error ends the wait. Errors name the peer.
   Status ConnectNow(const std::function<Status(const std::vector<int>& missing)>& check);
 
