@@ -326,7 +326,7 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
   registration.agreement = options.agreement;
 
-  bool listens = target.addresses.front().is_unix();
+  bool listens = target.addresses.empty() || target.addresses.front().is_unix();
   const auto register_on = [&](int fd) -> Result<std::vector<std::byte>> {
     if (!listens) {
       Status status =

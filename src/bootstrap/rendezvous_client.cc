@@ -241,6 +241,15 @@ Status SendRegistration(int fd, const ClientOptions& options, Aead* seal) {
   return Status::Ok();
 }
 
+// The rendezvous may have counted this rank, which leaves because it is cancelled.
+void TellWhy(int fd, const ClientOptions& options, Aead* seal) {
+  std::vector<std::byte> frame;
+  const Status why = options.cancelled.Check();
+  if (AppendFrame(static_cast<uint8_t>(MessageKind::kFailed), EncodeError(why), &frame, seal)) {
+    (void)WriteAll(fd, frame);
+  }
+}
+
 Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& target,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
@@ -253,8 +262,10 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
   std::array<std::byte, kHelloBytes> buffer;
   std::optional<StreamCipher> cipher;
   while (true) {
-    if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options))
+    if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options)) {
+      if (cipher && options.cancelled.requested()) TellWhy(fd.get(), options, &cipher->seal);
       return Broken("it does not answer");
+    }
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
     if (got.error == EAGAIN) continue;
     const ClientHandshake::State before = handshake.state();

@@ -482,7 +482,7 @@ Status TransportSelection::Try(const std::string& name, const Joining& joining,
     attached.status = Attach(attempt, joining, places, offers);
     // No other transport takes the place of the last one: the end of the join is where ranks wait
     // for each other then.
-    const bool last = name == names_.back() && !attempt.row->tries_paths;
+    const bool last = name == names_.back() && attempt.row->connects && !attempt.row->tries_paths;
     if (attempt.row->attach_needs_peers && !last) {
       Result<Offers> all = Exchange(joining, attached);
       if (!all.ok()) return all.status();
