@@ -75,7 +75,8 @@ install(FILES
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/nccl DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
   COMPONENT development FILES_MATCHING PATTERN "*.c" PATTERN "*.h" PATTERN "*.md")
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/train_gpt DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/recipes ${PROJECT_SOURCE_DIR}/examples/train_gpt
+  DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
   COMPONENT development FILES_MATCHING PATTERN "*.py" PATTERN "*.md" PATTERN "*.txt")
 
 # ---- tools

@@ -45,6 +45,13 @@ constexpr uint64_t Handshake(Way way) {
 }
 const char* Name(Way way) { return way == Way::kToServer ? "to server" : "to client"; }
 
+// The connections of the last rank, in the order in which it makes them: 0 with the rendezvous,
+// then one for data with each peer, then one for control messages with each.
+bool IsData(size_t connection, int nranks) {
+  return connection > 0 && connection < static_cast<size_t>(nranks);
+}
+size_t DataWith(int peer) { return static_cast<size_t>(1 + peer); }
+
 using ProxyAction = std::function<void(ConnectionProxy&)>;
 
 struct Actions {
@@ -138,7 +145,7 @@ int Body(const Side& side, const Actions& actions) {
   LeaveTogether(side);
   if (proxied) ReportSent(side, kAtEnd, *proxy);
   if (proxied && side.mine().result == CCL_SUCCESS) {
-    const auto last = static_cast<size_t>(2 * side.rank());
+    const size_t last = DataWith(side.rank() - 1);
     std::string text;
     for (const Way way : kWays) {
       for (const uint64_t offset : HeaderOffsets((*proxy)->Recorded(last, way), way)) {
@@ -274,7 +281,7 @@ TEST_F(ProxyTest, Row27_AFlippedBitIsNeverAWrongSum) {
   ForRow("27", "tcp");
   MakeHosts(2);
   Rng rng(TestSeed());
-  constexpr size_t kData = 2;
+  constexpr size_t kData = 1, kControl = 2;
   const size_t some = kSanitized ? 2 : 6;
   std::vector<Case> cases;
   std::vector<uint64_t> sizes;
@@ -284,18 +291,19 @@ TEST_F(ProxyTest, Row27_AFlippedBitIsNeverAWrongSum) {
     EXPECT_GE(headers[0].size(), kCalls);
     EXPECT_EQ(sizes[kConnections], 3u);
     const bool first = std::string(mode.security) == "auth";  // the others differ in the data only
-    for (size_t connection = first ? 0 : kData; connection <= kData; ++connection) {
+    for (size_t connection = 0; connection <= kControl; ++connection) {
+      if (!first && connection != kData) continue;
       for (const Way way : kWays) {
         // Two of three calls: what follows shows that the damaged frame has been read.
         const uint64_t joined = sizes[Counter(kAtJoin, connection, way)];
         const uint64_t all = sizes[Counter(kAtEnd, connection, way)];
-        const uint64_t end = connection < kData ? joined : joined + (all - joined) / 2;
+        const uint64_t end = connection != kData ? joined : joined + (all - joined) / 2;
         std::vector<uint64_t> offsets = Offsets(&rng, 0, Handshake(way), first ? some : 1);
         for (const uint64_t offset : Offsets(&rng, Handshake(way), end, 2 * some)) {
           offsets.push_back(offset);
         }
         for (const uint64_t header : headers[static_cast<size_t>(way)]) {
-          if (connection < kData || header >= end || kSanitized) continue;
+          if (connection != kData || header >= end || kSanitized) continue;
           offsets.push_back(header + rng.Below(sizeof(tcp::FrameHeader)));
         }
         for (const uint64_t offset : offsets) {
@@ -323,7 +331,7 @@ TEST_F(ProxyTest, Row27_AFlippedBitIsNeverAWrongSum) {
     }
     // Headers under "none" have spare bits; control messages are not awaited.
     if (c.connection == kData && std::string(c.mode.security) == "none") return;
-    if (c.connection == 1) return;
+    if (c.connection == kControl) return;
     ExpectAllFail(world, c.connection == 0 ? std::vector<int>{} : std::vector<int>{0, 1});
   });
 }
@@ -364,8 +372,8 @@ TEST_F(ProxyTest, Row06_ACutConnectionIsNamed) {
       const uint64_t joined = sizes[Counter(kAtJoin, connection, way)];
       const uint64_t all = sizes[Counter(kAtEnd, connection, way)];
       // A control connection need not carry anything before ranks have joined.
-      const uint64_t end =
-          connection < 3 ? std::max(joined, Handshake(way) + 1) : joined + (all - joined) / 2;
+      const uint64_t end = IsData(connection, 3) ? joined + (all - joined) / 2
+                                                 : std::max(joined, Handshake(way) + 1);
       std::vector<uint64_t> offsets = Offsets(&rng, 0, Handshake(way), 1);
       offsets.push_back(Offsets(&rng, Handshake(way), end, 1)[0]);
       for (const uint64_t offset : offsets) {
@@ -400,7 +408,7 @@ TEST_F(ProxyTest, Row28_SplicedConnectionsAreRefused) {
   MakeHosts(3);
   std::vector<Case> cases;
   for (const NetworkMode mode : {NetworkMode{"auth"}, {"encrypt"}}) {
-    for (const size_t first : {1u, 3u}) {  // control, data
+    for (const size_t first : {1u, 3u}) {  // data, control
       cases.push_back(
           {.name = fmt::format("{} connections {} and {}", mode.security, first, first + 1),
            .mode = mode,

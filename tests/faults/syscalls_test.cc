@@ -84,6 +84,51 @@ int Body(const Side& side, const Case* c) {
   return destroyed == CCL_SUCCESS ? 0 : 12;
 }
 
+constexpr int kGrown = 3, kJoiner = 2;
+
+// Two ranks grow by one. Stages: 1, an id is there; 2, this rank has the larger communicator.
+int GrowBody(const Side& side, const Case* c) {
+  const int rank = side.rank();
+  Report& mine = side.mine();
+  ccl_comm_t comm = nullptr, larger = nullptr;
+  if (rank != kJoiner) {
+    ccl_config_t patient = CCL_CONFIG_INIT;
+    patient.init_timeout_ms = 60000;
+    if (ccl_comm_init_rank_config(&comm, kRanks, side.Id(), rank, &patient) != CCL_SUCCESS) {
+      return 11;
+    }
+    if (rank == 0) {
+      if (ccl_comm_get_unique_id(comm, &mine.id) != CCL_SUCCESS) return 12;
+      mine.stage = 1;
+    }
+  }
+  if (!side.Await(0, 1)) return 13;
+  const ccl_unique_id_t id = side.of(0).id;
+  ccl_config_t limited = CCL_CONFIG_INIT;
+  if (c == nullptr) limited.init_timeout_ms = 60000;
+  if (c == nullptr || rank == c->victim) {
+    interposer::Arm(c == nullptr ? interposer::Plan{} : c->plan);
+  }
+  const double start = Seconds();
+  mine.result = ccl_comm_grow(comm, kGrown, rank == 0 || rank == kJoiner ? &id : nullptr,
+                              rank == kJoiner ? kJoiner : -1, &larger, &limited);
+  mine.seconds = Seconds() - start;
+  for (int i = 0; i < interposer::kFunctions; ++i) {
+    mine.counters[i] = interposer::Calls(static_cast<interposer::Function>(i));
+  }
+  interposer::Disarm();
+  if (mine.result != CCL_SUCCESS) mine.SetText(ccl_get_last_error(nullptr));
+  if (mine.result == CCL_SUCCESS) mine.stage = 2;
+  // The old communicator works, or has failed on all members; who joins may have died.
+  float x = 1;
+  const ccl_result_t after =
+      comm == nullptr ? CCL_SUCCESS : ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+  if (comm != nullptr && after == CCL_SUCCESS && x != kRanks) return 14;
+  if (c != nullptr && c->victim == kJoiner && after != CCL_SUCCESS) return 15;
+  if (ccl_comm_destroy(larger) != CCL_SUCCESS) return 16;
+  return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 17;
+}
+
 int ErrorOf(interposer::Function function) {
   switch (function) {
     case interposer::kSocket:
@@ -122,14 +167,16 @@ bool MayEndTheProcess(const std::string& transport, interposer::Function functio
          (function == interposer::kMalloc || function == interposer::kPthreadCreate);
 }
 
-std::vector<Case> Cases(const std::string& transport) {
-  ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, nullptr); });
+using RankBody = int (*)(const Side& side, const Case* c);
+
+std::vector<Case> Cases(const std::string& transport, int nranks, RankBody body) {
+  ProcessWorld world({.nranks = nranks}, [=](const Side& side) { return body(side, nullptr); });
   world.ExpectAllExited();
   Rng rng(TestSeed());
   const bool all = std::getenv("INCCL_TEST_EXHAUSTIVE") != nullptr;
   const size_t most = transport == "shm" ? kMostPerFunction : kMostElsewhere;
   std::vector<Case> cases;
-  for (int victim = 0; victim < kRanks; ++victim) {
+  for (int victim = 0; victim < nranks; ++victim) {
     EXPECT_EQ(world.report(victim).result, CCL_SUCCESS) << world.report(victim).text;
     for (int i = 0; i < interposer::kFunctions; ++i) {
       const auto function = static_cast<interposer::Function>(i);
@@ -163,10 +210,10 @@ std::vector<Case> Cases(const std::string& transport) {
   return cases;
 }
 
-void Check(const Case& c, ProcessWorld& world) {
+void Check(const Case& c, int nranks, ProcessWorld& world) {
   SCOPED_TRACE(Describe(c));
   world.ExpectAllExited();
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < nranks; ++rank) {
     Report& report = world.report(rank);
     const int result = report.result;
     const std::string text = report.text;
@@ -198,7 +245,7 @@ class SyscallsTest : public TransportFaultTest {
 
 TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
   ForRow("19");
-  const std::vector<Case> cases = Cases(GetParam());
+  const std::vector<Case> cases = Cases(GetParam(), kRanks, Body);
   RecordProperty("cases", static_cast<int>(cases.size()));
   std::printf("%zu cases\n", cases.size());
   RunWorlds(
@@ -208,7 +255,28 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
             WorldOptions{.nranks = kRanks},
             [&](const Side& side) { return Body(side, &cases[i]); });
       },
-      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+      [&](size_t i, ProcessWorld& world) { Check(cases[i], kRanks, world); });
+}
+// What a process lacks while it grows or joins costs an error, on members all or none; nothing
+// ends.
+TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsInAGrowth) {
+  ForRow("19");
+  std::vector<Case> cases = Cases(GetParam(), kGrown, GrowBody);
+  std::erase_if(cases, [](const Case& c) { return c.harmless; });
+  RunWorlds(
+      cases.size(), WorldsAtOnce(12),
+      [&](size_t i) {
+        return std::make_unique<ProcessWorld>(
+            WorldOptions{.nranks = kGrown},
+            [&](const Side& side) { return GrowBody(side, &cases[i]); });
+      },
+      [&](size_t i, ProcessWorld& world) {
+        SCOPED_TRACE(Describe(cases[i]));
+        Check(cases[i], kGrown, world);
+        EXPECT_EQ(world.report(0).result == CCL_SUCCESS, world.report(1).result == CCL_SUCCESS)
+            << world.report(0).text << "\n"
+            << world.report(1).text;
+      });
 }
 INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
 

@@ -84,7 +84,8 @@ HostMap HostsOf(const Mesh& mesh) {
 
 // Joins n threads as if they were processes and chooses. `adjust` may set INCCL_HOSTID.
 std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
-    int n, const std::function<void(int rank, Environment*)>& adjust, int without_device = -1) {
+    int n, const std::function<void(int rank, Environment*)>& adjust, int without_device = -1,
+    const std::function<void(int rank, JoinOptions*)>& alter = {}) {
   Result<UniqueId> id = CreateUniqueId(TestEnvironment());
   EXPECT_TRUE(id.ok());
   std::vector<Result<std::unique_ptr<Transport>>> chosen;
@@ -96,9 +97,14 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
     JoinOptions options = Options(rank, n);
     options.host_id = environment.hostid;
     transport.Advertise(&options);
+    if (alter) alter(rank, &options);
     Result<std::unique_ptr<Transport>>& end = chosen[static_cast<size_t>(rank)];
+    options.begin = [&](const Mesh& mesh) -> Result<JoinOptions::Alongside> {
+      if (Status status = transport.TakeOffers(mesh); !status.ok()) return status;
+      return transport.Begin(mesh, HostsOf(mesh),
+                             {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
+    };
     options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
-      if (Status status = transport.TakeOffers(*mesh); !status.ok()) return status;
       end = transport.Choose(
           {.mesh = mesh,
            .rendezvous = rendezvous,
@@ -210,6 +216,50 @@ TEST(TransportSelectionTest, RanksOfOneHostUseShm) {
 }
 
 // Only lanes over TCP may be as deep as long links want.
+// Offers that only some ranks send with the join are exchanged by all.
+TEST(TransportSelectionTest, RanksMayOfferMoreOrLessWithTheJoin) {
+  for (const int silent : {-1, 0, 2}) {
+    const auto chosen = ChooseAmong(
+        3,
+        [](int rank, Environment* environment) {
+          SetHost("aab", rank, environment);
+          environment->transport = "shm,tcp";
+          environment->socket_ifname = "lo";
+        },
+        -1,
+        [&](int rank, JoinOptions* options) {
+          if (rank == silent) options->network_blob = nullptr;
+        });
+    for (const auto& end : chosen) {
+      ASSERT_TRUE(end.ok()) << silent << ": " << end.status().message();
+      EXPECT_STREQ((*end)->caps().name, "shm+tcp") << silent;
+    }
+  }
+}
+
+TEST(TransportSelectionTest, MalformedOffersNameTheRank) {
+  using Bytes = std::vector<std::byte>;
+  const std::vector<std::function<Bytes(Bytes)>> damages = {
+      [](const Bytes&) { return Bytes(); },
+      [](Bytes bytes) { return bytes.resize(bytes.size() - 1), bytes; },
+      [](Bytes bytes) { return bytes.push_back(std::byte{0}), bytes; },
+      [](Bytes bytes) { return bytes.insert(bytes.end(), bytes.begin(), bytes.end()), bytes; },
+  };
+  for (size_t i = 0; i < damages.size(); ++i) {
+    const auto chosen = ChooseAmong(
+        3, [](int, Environment* environment) { environment->socket_ifname = "lo"; }, -1,
+        [&](int rank, JoinOptions* options) {
+          if (rank != 1) return;
+          const auto right = options->network_blob;
+          options->network_blob = [right, damage = damages[i]] { return damage(right()); };
+        });
+    for (const auto& end : chosen) {
+      ASSERT_FALSE(end.ok()) << i;
+      EXPECT_CONTAINS(end.status().message(), "peer rank 1 sent no offer of the transport shm");
+    }
+  }
+}
+
 TEST(TransportSelectionTest, AllPartsMustTakeDeepLanes) {
   struct Case {
     const char *hosts, *list;
