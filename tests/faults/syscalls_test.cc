@@ -85,8 +85,9 @@ int Body(const Side& side, const Case* c) {
 }
 
 constexpr int kGrown = 3, kJoiner = 2;
+constexpr size_t kMostGrowths = kSanitized ? 40 : 120;  // at random
 
-// Two ranks grow by one. Stages: 1, an id is there; 2, this rank has the larger communicator.
+// Two ranks grow by one, and sum in the larger communicator. Stage 1: an id is there.
 int GrowBody(const Side& side, const Case* c) {
   const int rank = side.rank();
   Report& mine = side.mine();
@@ -118,9 +119,14 @@ int GrowBody(const Side& side, const Case* c) {
   }
   interposer::Disarm();
   if (mine.result != CCL_SUCCESS) mine.SetText(ccl_get_last_error(nullptr));
-  if (mine.result == CCL_SUCCESS) mine.stage = 2;
-  // The old communicator works, or has failed on all members; who joins may have died.
   float x = 1;
+  if (mine.result == CCL_SUCCESS &&
+      ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, larger, nullptr) == CCL_SUCCESS) {
+    if (x != kGrown) return 18;
+    mine.calls = 1;
+  }
+  // The old communicator works, or has failed on all members; who joins may have died.
+  x = 1;
   const ccl_result_t after =
       comm == nullptr ? CCL_SUCCESS : ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
   if (comm != nullptr && after == CCL_SUCCESS && x != kRanks) return 14;
@@ -226,8 +232,13 @@ void Check(const Case& c, int nranks, ProcessWorld& world) {
                            Matches(text,
                                    "no common transport of INCCL_TRANSPORT=verbs.*: on rank "
                                    "[01]: .*no RDMA device");
+    // The settings of the victim's growth could not be read, which concerns no other rank; its next
+    // call is another one.
+    const bool went_on =
+        nranks == kGrown && result == CCL_INVALID_USAGE &&
+        Matches(text, "ranks disagree at op 1: .*(allreduce.*grow|grow.*allreduce)");
     EXPECT_TRUE(result == CCL_SUCCESS || result == CCL_SYSTEM_ERROR || result == CCL_REMOTE_ERROR ||
-                result == CCL_TIMEOUT || no_device)
+                result == CCL_TIMEOUT || no_device || went_on)
         << "rank " << rank << ": result " << result << ": " << text;
     EXPECT_TRUE(result == CCL_SUCCESS || text.size() > 10) << "rank " << rank;
     EXPECT_LT(report.seconds, 2 * kShortInit + kOpSeconds + SlackSeconds()) << text;
@@ -257,12 +268,17 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], kRanks, world); });
 }
-// What a process lacks while it grows or joins costs an error, on members all or none; nothing
-// ends.
+// What a process lacks while it grows or joins costs an error; no process ends. All members get the
+// larger communicator, or those that do find it aborted: the last message may be what is lost.
 TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsInAGrowth) {
   ForRow("19");
   std::vector<Case> cases = Cases(GetParam(), kGrown, GrowBody);
   std::erase_if(cases, [](const Case& c) { return c.harmless; });
+  if (std::getenv("INCCL_TEST_EXHAUSTIVE") == nullptr) {
+    Rng rng(TestSeed());
+    for (size_t i = cases.size() - 1; i > 0; --i) std::swap(cases[i], cases[rng.Below(i + 1)]);
+    cases.resize(std::min(cases.size(), GetParam() == "shm" ? kMostGrowths : kMostGrowths / 2));
+  }
   RunWorlds(
       cases.size(), WorldsAtOnce(12),
       [&](size_t i) {
@@ -273,9 +289,10 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsInAGrowth) {
       [&](size_t i, ProcessWorld& world) {
         SCOPED_TRACE(Describe(cases[i]));
         Check(cases[i], kGrown, world);
-        EXPECT_EQ(world.report(0).result == CCL_SUCCESS, world.report(1).result == CCL_SUCCESS)
-            << world.report(0).text << "\n"
-            << world.report(1).text;
+        for (const auto& [with, without] : {std::pair(0, 1), std::pair(1, 0)}) {
+          if (world.report(without).result == CCL_SUCCESS) continue;
+          EXPECT_EQ(world.report(with).calls, 0u) << world.report(without).text;
+        }
       });
 }
 INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
