@@ -277,7 +277,8 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsInAGrowth) {
   if (std::getenv("INCCL_TEST_EXHAUSTIVE") == nullptr) {
     Rng rng(TestSeed());
     for (size_t i = cases.size() - 1; i > 0; --i) std::swap(cases[i], cases[rng.Below(i + 1)]);
-    cases.resize(std::min(cases.size(), GetParam() == "shm" ? kMostGrowths : kMostGrowths / 2));
+    cases.resize(
+        std::min(cases.size(), std::string(GetParam()) == "shm" ? kMostGrowths : kMostGrowths / 2));
   }
   RunWorlds(
       cases.size(), WorldsAtOnce(12),
