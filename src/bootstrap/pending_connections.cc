@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "bootstrap/host.h"
+#include "bootstrap/mesh.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -137,6 +138,20 @@ size_t PendingConnections::Advance(const pollfd* fds, const Promote& promote) {
   return ready;
 }
 
+namespace {
+
+// What has arrived, up to the size of a registration.
+void Discard(int fd) {
+  std::array<std::byte, 4096> buffer;
+  for (size_t left = 2 * kMaxBlob; left > 0;) {
+    const IoResult got = ReadSome(fd, std::span(buffer).first(std::min(left, buffer.size())));
+    if (got.error != 0 || got.closed) return;
+    left -= got.bytes;
+  }
+}
+
+}  // namespace
+
 bool PendingConnections::Step(Pending* pending, const Promote& promote) {
   std::array<std::byte, kHelloBytes> buffer;
   const IoResult got =
@@ -150,10 +165,13 @@ bool PendingConnections::Step(Pending* pending, const Promote& promote) {
   switch (pending->handshake.Feed(std::span(buffer).first(got.bytes))) {
     case ServerHandshake::State::kReading: return true;
     case ServerHandshake::State::kDone: why = promote(pending->handshake, &pending->fd); break;
-    // An orderly close shows the client of a whole hello that it was rejected.
     case ServerHandshake::State::kFailed: why = Describe(pending->handshake.fault()); break;
   }
-  if (!why.empty()) Complain(pending->source, why);
+  if (why.empty()) return false;
+  Complain(pending->source, why);
+  // An orderly close shows the client of a whole hello that it was rejected. It would not be one if
+  // what the client has sent behind its hello were left.
+  if (pending->fd.valid()) Discard(pending->fd.get());
   return false;
 }
 

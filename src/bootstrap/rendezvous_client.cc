@@ -269,9 +269,8 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
     if (got.error == EAGAIN) continue;
     const ClientHandshake::State before = handshake.state();
-    const bool reset = got.error == ECONNRESET && before == ClientHandshake::State::kReadingReply;
-    if (got.error != 0 && !reset) return Broken(SocketErrorText(got.error));
-    if (got.closed || reset) {  // reset: it has not read the registration
+    if (got.error != 0) return Broken(SocketErrorText(got.error));
+    if (got.closed) {
       Attempt attempt = Broken("it closed the connection during authentication");
       if (before == ClientHandshake::State::kReadingReply) {
         attempt.outcome = Attempt::Outcome::kRejected;
