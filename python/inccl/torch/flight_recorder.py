@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 _VERSION = "2.10"  # of the entries, as PyTorch's analyzer reads them
-_FRAMES = 16
+_FRAMES = 6
 # PyTorch's names, where its methods are called otherwise.
 _NAMES = {
     "allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
@@ -29,6 +29,9 @@ _NAMES = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
 _OURS = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.abspath(torch.__file__)))
+
+
+_inside: dict = {}  # code: whether it is of this package or torch
 
 
 class Entry:
@@ -69,15 +72,15 @@ class Entry:
             # The analyzer knows the names of PyTorch's own backends only.
             "profiling_name": f"nccl:{self.name.replace('any', self.name[5:].partition('<')[0])}",
             "any_source": self.name.endswith("any"), "backend": "inccl", "codec": self.codec,
-            "input_sizes": [list(shape) for shape, _ in self.inputs],
-            "output_sizes": [list(shape) for shape, _ in self.outputs],
-            "input_dtypes": [_type_name(kind) for _, kind in self.inputs],
-            "output_dtypes": [_type_name(kind) for _, kind in self.outputs],
+            "input_sizes": [list(shape) for shape in self.inputs[::2]],
+            "output_sizes": [list(shape) for shape in self.outputs[::2]],
+            "input_dtypes": [_type_name(kind) for kind in self.inputs[1::2]],
+            "output_dtypes": [_type_name(kind) for kind in self.outputs[1::2]],
             "time_created_ns": self.created, "time_discovered_started_ns": self.started,
             "time_discovered_completed_ns": self.completed, "state": state, "is_p2p": self.p2p,
             "retired": bool(self.completed or self.error), "error": self.error, "timeout_ms": group.timeout_ms(),
             "frames": [{"name": code.co_name, "filename": code.co_filename, "line": line}
-                       for code, line in self.frames],
+                       for code, line in zip(self.frames[::2], self.frames[1::2])],
         }
 
 
@@ -144,8 +147,8 @@ def begin(group, name: str, inputs, outputs, call: Optional[Callable[[], None]] 
     entry.name = name if p2p else _NAMES.get(name, name)
     entry.number = next(recorder.numbers)
     entry.sequence = next(known.sends_and_receives if p2p else known.collectives)
-    entry.inputs = [(tensor.shape, tensor.dtype) for tensor in inputs]
-    entry.outputs = [(tensor.shape, tensor.dtype) for tensor in outputs]
+    entry.inputs = _kinds(inputs)
+    entry.outputs = entry.inputs if outputs is inputs else _kinds(outputs)
     entry.created, entry.started, entry.completed, entry.error = time.time_ns(), None, None, None
     if p2p:
         entry.started = entry.created
@@ -154,13 +157,27 @@ def begin(group, name: str, inputs, outputs, call: Optional[Callable[[], None]] 
     return entry
 
 
+# Flat lists: the garbage collector looks at each container that is kept.
+def _kinds(tensors):
+    kinds = []
+    for tensor in tensors:
+        kinds += tensor.shape, tensor.dtype
+    return kinds
+
+
 def _frames():
     """From the caller outside this package and torch on; lines, without their texts."""
     found, frame = [], sys._getframe(2)
-    while frame is not None and len(found) < _FRAMES:
+    while frame is not None:
         code = frame.f_code
-        if found or not code.co_filename.startswith(_OURS):
-            found.append((code, frame.f_lineno))
+        inside = _inside.get(code)
+        if inside is None:
+            inside = _inside[code] = code.co_filename.startswith(_OURS)
+        if not inside:
+            break
+        frame = frame.f_back
+    while frame is not None and len(found) < 2 * _FRAMES:
+        found += frame.f_code, frame.f_lineno
         frame = frame.f_back
     return found
 
