@@ -313,7 +313,7 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   Result<uint64_t> host_id = HostId(options.host_id);
   if (!host_id.ok()) return named(host_id.status());
   registration.record.host_id = *host_id;
-  Result<uint64_t> machine_id = HostId("");
+  Result<uint64_t> machine_id = MachineId(options.host_id);
   if (!machine_id.ok()) return named(machine_id.status());
   registration.record.machine_id = *machine_id;
   std::vector<Listener> listeners;

@@ -146,6 +146,12 @@ Status LinkAttempt::NextAddress(int error) {
     Pause(0);
     return Status::Ok();
   }
+  if (all_refused_ && is_unix()) {
+    return RemoteError(
+        "has no socket on this machine any more: its process died, or it runs on another virtual "
+        "machine that was copied from a running one, as this one was; INCCL_HOSTID=machine:NAME, "
+        "with another name on each, tells them apart");
+  }
   if (all_refused_) {
     return RemoteError(fmt::format("does not listen any more (process died?); {}", last_failure_));
   }

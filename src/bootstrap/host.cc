@@ -71,6 +71,10 @@ Result<uint64_t> HostId(const std::string& override) {
   return id;
 }
 
+Result<uint64_t> MachineId(const std::string& override) {
+  return HostId(override.starts_with("machine:") ? override : "");
+}
+
 Result<Secret> ReadSecretFile(const std::string& path) {
   const auto wrong = [&](const std::string& what) {
     return InvalidUsage(fmt::format("secret file {}: {}", path, what));

@@ -17,6 +17,8 @@ std::string HostName();
 // Equal for processes that can reach each other by shared memory and abstract unix sockets. Derived
 // from the kernel's boot id and the network namespace, or from `override` if that is not empty.
 Result<uint64_t> HostId(const std::string& override);
+// HostId(""), unless the override names the machine, too: "machine:" and a name.
+Result<uint64_t> MachineId(const std::string& override);
 
 // Reads a secret file of 16 to 4096 bytes. It must be a regular file of this user (or root) that no
 // other user may read or write. A kInvalidUsage names the file and what is wrong.

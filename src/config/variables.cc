@@ -241,8 +241,9 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseText(v, &e->socket_allow); }},
     {{"INCCL_HOSTID",
       "ranks with equal values count as being on one host, ranks with different ones as on "
-      "different hosts, to fake several hosts on one machine",
-      "any text", "from the kernel's boot id and the network namespace", "text"},
+      "different hosts, to fake several hosts on one machine; with machine: before it the value "
+      "stands for the machine, too, for virtual machines that were copied from a running one",
+      "any text, machine:NAME", "from the kernel's boot id and the network namespace", "text"},
      [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
     {{"INCCL_CONTROL_ALL_PAIRS",
       "control and TCP data connections join all pairs of a communicator with so many ranks or "

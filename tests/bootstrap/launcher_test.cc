@@ -295,6 +295,8 @@ TEST(HostTest, HostIdsFollowTheOverride) {
   EXPECT_EQ(*a, *a2);
   EXPECT_NE(*a, *b);
   EXPECT_NE(*a, *here);
+  EXPECT_EQ(*bootstrap::MachineId("a"), *here);
+  EXPECT_EQ(*bootstrap::MachineId("machine:a"), *HostId("machine:a"));
 }
 
 TEST(HostTest, SecretFilesMustBePrivate) {

@@ -302,6 +302,31 @@ TEST_F(NetworkInitTest, Row20_AnIdThatWasMadeOnLoopback) {
                   "no rendezvous at 127.0.0.1:[0-9]+.*is on another host");
 }
 
+// Virtual machines that were copied from a running one have equal boot ids and network namespaces,
+// and no sockets of each other.
+TEST_F(NetworkInitTest, Row20_CopiesOfAVirtualMachine) {
+  ForRow("20", "tcp");
+  ExpectFailedCreations();
+  MakeHosts(3);
+  for (const bool told_apart : {false, true}) {
+    ProcessWorld& world = Start(1, kNetworkModes[0], [=](const Side& side) {
+      const std::string name = fmt::format("machine:{}", told_apart ? side.rank() : 0);
+      setenv("INCCL_HOSTID", name.c_str(), 1);
+      return CreateAndSum(side);
+    });
+    if (told_apart) {
+      ExpectJoined(world);
+      continue;
+    }
+    world.ExpectAllExited();
+    for (int rank = 0; rank < 3; ++rank) {
+      ExpectInitError(world, rank, CCL_REMOTE_ERROR,
+                      "peer [01]@host[01]:[0-9]+: has no socket on this machine any more: .*"
+                      "INCCL_HOSTID=machine:NAME");
+    }
+  }
+}
+
 TEST_F(NetworkInitTest, Row20_HostsWithoutARouteToEachOther) {
   ForRow("20", "tcp");
   ExpectFailedCreations();
