@@ -107,8 +107,8 @@ class Group:
 class _Recorder:
     def __init__(self, size: int):
         self.entries: "collections.deque[Entry]" = collections.deque(maxlen=size)
-        self.groups, self.numbers = {}, itertools.count()
-        self.changing = threading.Lock()
+        self.numbers, self.groups = itertools.count(), itertools.count()
+        self.naming = threading.Lock()
 
 
 def _size() -> int:
@@ -139,9 +139,10 @@ def begin(group, name: str, inputs, outputs, call: Optional[Callable[[], None]] 
         return None
     known = group._recorded
     if known is None:
-        with recorder.changing:
-            number = len(recorder.groups)
-            known = group._recorded = recorder.groups[number] = Group(group, number)
+        with recorder.naming:
+            known = group._recorded
+            if known is None:
+                known = group._recorded = Group(group, next(recorder.groups))
     entry = Entry()
     entry.group, entry.p2p, entry.codec, entry.call = known, p2p, codec, call
     entry.name = name if p2p else _NAMES.get(name, name)
@@ -184,15 +185,15 @@ def _frames():
 
 def record() -> dict:
     """What this process has kept, in the form of PyTorch's flight recorder: "version", "pg_config" (the
-    groups by name), "entries" from the oldest to the latest operation. Of an entry, "state" is scheduled,
+    entries' groups by name), "entries" from the oldest to the latest operation. Of an entry, "state" is scheduled,
     started or completed, and "error" the text of its error. Any thread."""
-    with _recorder.changing:
-        groups = list(_recorder.groups.values())
+    entries = list(_recorder.entries)
+    groups = {entry.group.name: entry.group for entry in entries}.values()
     return {
         "version": _VERSION,
         "pg_config": {group.name: {"name": group.name, "desc": group.desc,
                                    "ranks": str(list(group.ranks))} for group in groups},
-        "entries": [entry.as_dict() for entry in list(_recorder.entries)],
+        "entries": [entry.as_dict() for entry in entries],
     }
 
 
