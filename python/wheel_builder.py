@@ -7,13 +7,16 @@ manylinux allows. So the wheel serves every Python 3: py3-none-manylinux_2_NN. I
 wheel's platform is then plain linux, as such a library needs what it was linked with.
 """
 import base64
+import gzip
 import hashlib
+import io
 import os
 import pathlib
 import platform
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import zipfile
 
@@ -144,5 +147,28 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
     return _write(wheel_directory, "py3-none-any", {"inccl.pth": f"{HERE}\n".encode()})
 
 
+# What a wheel is built from, beside this folder.
+SOURCES = ("CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md", "docs/python.md", "cmake", "include", "src",
+           "python", "scripts/install_packages.sh")
+
+
 def build_sdist(sdist_directory, config_settings=None):
-    raise NotImplementedError("build from a clone: the library's sources are not below python/")
+    """The package and the library's sources. This folder is one below the top of the archive, whose
+    pyproject.toml says so."""
+    top = f"{NAME}-{VERSION}"
+    project = (HERE / "pyproject.toml").read_text(encoding="utf-8")
+    project = project.replace('backend-path = ["."]', 'backend-path = ["python"]').replace('"../docs', '"docs')
+    files = {f"{top}/pyproject.toml": project.encode(), f"{top}/PKG-INFO": _metadata()}
+    for source in SOURCES:
+        path = HERE.parent / source
+        for file in sorted(path.rglob("*") if path.is_dir() else [path]):
+            if file.is_file() and "__pycache__" not in file.parts:
+                files[f"{top}/{file.relative_to(HERE.parent)}"] = file.read_bytes()
+    name = f"{top}.tar.gz"
+    with gzip.GzipFile(os.path.join(sdist_directory, name), "wb", mtime=0) as compressed, \
+            tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, data in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o755 if path.endswith(".sh") else 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return name

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -50,6 +51,26 @@ def test_wheel(tmp_path):
     done = subprocess.run([python, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
                           env={**environment, "INCCL_CONF_FILE": "/dev/null"})
     assert done.stdout.strip() == "42", done.stderr
+
+
+def test_sdist(tmp_path):
+    """A wheel is built from what the archive has, by the backend that its pyproject.toml names."""
+    built = subprocess.run([sys.executable, "-c", "import sys, wheel_builder as b; print(b.build_sdist(sys.argv[1]))",
+                            str(tmp_path)], cwd=ROOT / "python", capture_output=True, text=True, check=True)
+    with tarfile.open(tmp_path / built.stdout.strip()) as opened:
+        assert all(name.startswith("inccl-0.1.0/") for name in opened.getnames())
+        opened.extractall(tmp_path)
+    top = tmp_path / "inccl-0.1.0"
+    assert 'backend-path = ["python"]' in (top / "pyproject.toml").read_text()
+    assert (top / "PKG-INFO").read_text().startswith("Metadata-Version: 2.1\nName: inccl\n")
+    made = subprocess.run([sys.executable, "-c", "import sys; sys.path.insert(0, 'python'); import wheel_builder as b; "
+                           "print(b.__file__, b.build_wheel(sys.argv[1]))", str(tmp_path)], cwd=top,
+                          capture_output=True, text=True,
+                          env={**os.environ, "INCCL_WHEEL_LIBRARY": os.environ["INCCL_LIBRARY"]})
+    assert made.returncode == 0 and made.stdout.startswith(str(top)), made.stderr
+    configured = subprocess.run(["cmake", "--preset", "install", "-B", "build", "-DINCCL_BUILD_PERF=OFF",
+                                 "-DINCCL_BUILD_TOOLS=OFF", "-DINCCL_CUDA=OFF"], cwd=top, capture_output=True, text=True)
+    assert configured.returncode == 0, configured.stderr
 
 
 TORCH_PROGRAM = """
