@@ -36,6 +36,12 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     A buffer is anything with __array_interface__, __cuda_array_interface__, __dlpack__ or the
     buffer protocol, C-contiguous, or (buffer, dtype) to give raw memory a type. Without a stream, a
     call on host memory returns with its result. With stream=inccl.Stream() it returns at once.
+
+    Creation and every call may raise: TypeError or InvalidArgument, which name the argument, before
+    anything is sent; InvalidUsage if ranks disagree or the communicator has ended; RemoteError if a
+    peer died or has failed, Timeout if one is late, both with `peer`; OperatingSystemError. After an
+    error of a call in which ranks take part together the communicator has failed: only destroy,
+    abort and shrink work.
     """
     __slots__ = ("_handle", "_rank", "_size", "_pid", "_written", "__weakref__")
 
@@ -91,7 +97,8 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     @takes_options
     def split(self, color: Optional[int], key: int = 0, **config) -> Optional["Communicator"]:
         """Ranks with equal color (>= 0) form a new communicator, ordered by key. With color None a
-        rank takes part and gets None. Collective."""
+        rank takes part and gets None. Collective. Raises Timeout if a member of the part does not
+        join within init_timeout."""
         if color is not None and color < 0:
             raise InvalidArgument(f"color: {color}, must be None or at least 0")
         given = byref(config_of(**config)) if config else None
@@ -104,7 +111,9 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     def shrink(self, excluded: Iterable[int] = (), *, abort: bool = False,
                **config) -> "Communicator":
         """A communicator of the ranks that are neither excluded nor dead. All remaining ranks call
-        it, also after an error. abort: calls in progress end with an error first."""
+        it, also after an error. abort: calls in progress end with an error first. Raises Timeout,
+        which names the ranks that do not call it within init_timeout, and InvalidUsage on an excluded
+        rank that calls it."""
         ranks = [in_range("excluded", rank) for rank in excluded]
         array = (c_int * len(ranks))(*ranks)
         given = byref(config_of(**config)) if config else None
@@ -125,8 +134,9 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
 
         id: from unique_id() of a member; members that pass None get it from one that does. rank: in
         the new communicator; None: as in this one. After shrink, members that pass their former
-        ranks leave the places of the dead to those who join. If the ranks that join do not come or
-        fail, this communicator goes on."""
+        ranks leave the places of the dead to those who join. Raises InvalidUsage if members disagree,
+        Timeout or RemoteError if the ranks that join do not come or fail; this communicator goes on
+        then."""
         number = -1 if rank is None else in_range("rank", rank)
         given = byref(config_of(**config)) if config else None
         meeting = None if id is None else byref(_id_of(id))
@@ -134,7 +144,8 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
             self._get(), in_range("size", size), meeting, number, out, given))
 
     def finalize(self) -> None:
-        """Waits until every call has completed; afterwards only destroy, abort and shrink work."""
+        """Waits until every call has completed; afterwards only destroy, abort and shrink work. Raises
+        the error of a call that failed."""
         check(lib.ccl_comm_finalize(self._get()))
 
     def destroy(self) -> None:
