@@ -28,6 +28,26 @@ uint32_t MostBody(int nranks) {
   return kMaxErrorText + kMostOfRank * static_cast<uint32_t>(nranks);
 }
 
+// Returns kTimeout if the rendezvous takes nothing until the deadline or the rank is cancelled,
+// kRemoteError if it has closed the connection, and kSystemError if libcrypto fails.
+Status SendFrame(int fd, MessageKind kind, Bytes body, Aead* seal, const ClientOptions& options) {
+  std::vector<std::byte> frame;
+  if (!AppendFrame(static_cast<uint8_t>(kind), body, &frame, seal)) {
+    return SystemError("libcrypto cannot seal a message");
+  }
+  Bytes rest = frame;
+  while (!rest.empty()) {
+    const IoResult sent = WriteSome(fd, rest);
+    rest = rest.subspan(sent.bytes);
+    if (sent.error == EAGAIN) {
+      if (RendezvousClient::WaitFor(fd, POLLOUT, options.deadline, options)) continue;
+      return TimeoutError("it takes nothing");
+    }
+    if (sent.error != 0) return RemoteError("it has closed the connection");
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 bool RendezvousClient::WaitFor(int fd, short events, Time until, const ClientOptions& options) {
@@ -63,22 +83,11 @@ RendezvousClient::RendezvousClient(UniqueFd fd, StreamCipher cipher, std::string
 Status RendezvousClient::Named(const Status& status) const { return NamedBy(options_, status); }
 
 Status RendezvousClient::Send(MessageKind kind, Bytes body) {
-  std::vector<std::byte> frame;
-  if (!AppendFrame(static_cast<uint8_t>(kind), body, &frame, &seal_)) {
-    return Named(SystemError("libcrypto cannot seal a message"));
-  }
-  Bytes rest = frame;
-  while (!rest.empty()) {
-    const IoResult sent = WriteSome(fd_.get(), rest);
-    rest = rest.subspan(sent.bytes);
-    if (sent.error == EAGAIN) {
-      if (WaitFor(fd_.get(), POLLOUT, options_.deadline, options_)) continue;
-      if (Status status = CheckCancelled(); !status.ok()) return status;
-      return Named(TimeoutError(fmt::format("the rendezvous at {} takes nothing", root_name_)));
-    }
-    if (sent.error != 0) break;  // Await reports the error
-  }
-  return Status::Ok();
+  const Status sent = SendFrame(fd_.get(), kind, body, &seal_, options_);
+  if (sent.code() == Code::kRemoteError) return Status::Ok();  // Await reports the error
+  if (sent.code() != Code::kTimeout) return sent.ok() ? sent : Named(sent);
+  if (Status status = CheckCancelled(); !status.ok()) return status;
+  return Named(TimeoutError(fmt::format("the rendezvous at {} takes nothing", root_name_)));
 }
 
 Result<std::optional<FrameParser::Frame>> RendezvousClient::Receive() {
@@ -221,35 +230,6 @@ Status WhyNot(HandshakeFault fault, const std::string& where, const RootTarget& 
   return InvalidUsage(fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault)));
 }
 
-// Returns kRemoteError if the rendezvous has closed the connection.
-Status SendRegistration(int fd, const ClientOptions& options, Aead* seal) {
-  const Result<std::vector<std::byte>> body = options.registration(fd);
-  if (!body.ok()) return body.status();
-  std::vector<std::byte> frame;
-  if (!AppendFrame(static_cast<uint8_t>(MessageKind::kRegister), *body, &frame, seal)) {
-    return SystemError("libcrypto cannot seal a message");
-  }
-  Bytes rest = frame;
-  while (!rest.empty()) {
-    const IoResult sent = WriteSome(fd, rest);
-    rest = rest.subspan(sent.bytes);
-    if (sent.error == EAGAIN && RendezvousClient::WaitFor(fd, POLLOUT, options.deadline, options)) {
-      continue;
-    }
-    if (sent.error != 0) return RemoteError("it takes no registration");
-  }
-  return Status::Ok();
-}
-
-// The rendezvous may have counted this rank, which leaves because it is cancelled.
-void TellWhy(int fd, const ClientOptions& options, Aead* seal) {
-  std::vector<std::byte> frame;
-  const Status why = options.cancelled.Check();
-  if (AppendFrame(static_cast<uint8_t>(MessageKind::kFailed), EncodeError(why), &frame, seal)) {
-    (void)WriteAll(fd, frame);
-  }
-}
-
 Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& target,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
@@ -263,7 +243,10 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
   std::optional<StreamCipher> cipher;
   while (true) {
     if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options)) {
-      if (cipher && options.cancelled.requested()) TellWhy(fd.get(), options, &cipher->seal);
+      if (cipher && options.cancelled.requested()) {  // the rendezvous may have counted this rank
+        (void)SendFrame(fd.get(), MessageKind::kFailed, EncodeError(options.cancelled.Check()),
+                        &cipher->seal, options);
+      }
       return Broken("it does not answer");
     }
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
@@ -292,9 +275,12 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
       if (!made.ok()) return Hopeless(made.status());
       cipher = *std::move(made);
       if (options.registration) {
-        if (Status sent = SendRegistration(fd.get(), options, &cipher->seal); !sent.ok()) {
-          return sent.code() == Code::kRemoteError ? Broken(sent.message()) : Hopeless(sent);
-        }
+        const Result<std::vector<std::byte>> body = options.registration(fd.get());
+        if (!body.ok()) return Hopeless(body.status());
+        const Status sent =
+            SendFrame(fd.get(), MessageKind::kRegister, *body, &cipher->seal, options);
+        if (sent.code() == Code::kSystemError) return Hopeless(sent);
+        if (!sent.ok()) return Broken(sent.message());
         // The rendezvous may count this rank from now on, so this rank waits for it.
         until = options.deadline;
       }
