@@ -166,7 +166,7 @@ def test_rebuilt_buckets(rank, n):
             buckets[-1].append((bucket.index(), bucket.buffer().numel()))
             if len(buckets) == 2 and state.residual:  # the buckets are others now, and begin with what was kept
                 kept = state._kept.of(bucket)
-                values = torch.frombuffer(bytearray(state._kept.residual(kept, torch.float32).save()), dtype=torch.float32)
+                values = torch.frombuffer(bytearray(state._kept.feedback(kept, torch.float32, 0).residual.save()), dtype=torch.float32)
                 for name, value in zip(kept.names, values.split(kept.sizes)):
                     assert value.equal(before[1]["residuals"][name]), name
                     carried.add(name)
@@ -435,6 +435,10 @@ def shard(net):
     return fully_shard(net, mesh=mesh)
 
 
+def fsdp_modules(net):
+    return [module for module in net.modules() if isinstance(module, torch.distributed.fsdp.FSDPModule)]
+
+
 @group_ranks(2)
 def test_fsdp(rank, n):
     expected = expected_gradients(n)
@@ -443,10 +447,9 @@ def test_fsdp(rank, n):
         scatter = inccl.torch.CompressedReduceScatter("hbi:bits=8")
         gather = inccl.torch.CompressedAllGather("lossless")
         if hooks:
-            for module in net.modules():
-                if isinstance(module, torch.distributed.fsdp.FSDPModule):
-                    module.set_custom_reduce_scatter(scatter)
-                    module.set_custom_all_gather(gather)
+            for module in fsdp_modules(net):
+                module.set_custom_reduce_scatter(scatter)
+                module.set_custom_all_gather(gather)
         for step in range(2):
             net.zero_grad()
             loss_of(net, rank).backward()
@@ -458,6 +461,202 @@ def test_fsdp(rank, n):
         if hooks:
             assert scatter.statistics.elements > 0 and scatter.statistics.ratio > 2
             assert gather.statistics.elements > 0 and gather.statistics.error_bound == 0
+
+
+@group_ranks(2)
+def test_fsdp_with_residuals(rank, n):
+    """What a step leaves out of a module's gradients, its next one sends."""
+    exact, errors = expected_gradients(n), []
+    for options in ({}, {"residual": True}, {"residual": True, "reset_every": 1}):
+        net, hooks = shard(model()), []
+        for module in fsdp_modules(net):
+            hooks.append(inccl.torch.CompressedReduceScatter("hbi:bits=3,ag=exact", **options))
+            module.set_custom_reduce_scatter(hooks[-1])
+        total = [torch.zeros_like(gradient) for gradient in exact]
+        for step in range(8):
+            net.zero_grad()
+            loss_of(net, rank).backward()
+            for sum_, parameter in zip(total, net.parameters()):
+                sum_ += parameter.grad.full_tensor()
+        errors.append(sum((sum_ / 8 - gradient).square().sum().item() for sum_, gradient in zip(total, exact)))
+        # The root has small parameters only, which are not compressed.
+        assert [hook.statistics.elements > 0 for hook in hooks] == [False, True, True, True]
+        kept = [hook.state_dict() for hook in hooks]
+        assert all(one["steps"] == 8 * (len(options) > 0) for one in kept)
+        assert [bool(one["residual"].any()) for one in kept] == [False] + 3 * [len(options) > 0]
+        for hook in hooks:
+            assert not copy.deepcopy(hook).state_dict()["residual"].any()
+            assert copy.copy(hook).residual == hook.residual and copy.deepcopy(hook).codec.spec == hook.codec.spec
+    assert errors[1] < errors[0] / 4, errors
+    assert errors[1] < errors[2] / 4, errors
+    # It goes on from a checkpoint with the same bits.
+    results = []
+    for loads in (True, False):
+        other = shard(model())
+        for module, one in zip(fsdp_modules(other), kept):
+            hook = inccl.torch.CompressedReduceScatter("bf16", residual=True)
+            if loads:
+                hook.load_state_dict(one)
+                assert hook.state_dict()["residual"].equal(one["residual"])
+                for wrong, error in (({}, TypeError), ({"residual": one["residual"] / 0, "steps": 1}, ValueError)):
+                    with pytest.raises(error):
+                        hook.load_state_dict(wrong)
+            module.set_custom_reduce_scatter(hook)
+        loss_of(other, rank).backward()
+        results.append([parameter.grad.full_tensor() for parameter in other.parameters()])
+    # What the residuals of all ranks hold is in the mean of the first gradient.
+    differences = sum((mine - plain).double().sum() for mine, plain in zip(*results))
+    held = torch.tensor(sum(one["residual"].double().sum().item() for one in kept), dtype=torch.float64)
+    dist.all_reduce(held)
+    scale = sum(one["residual"].abs().max() for one in kept)
+    assert abs(differences - held / n) < 2e-2 * scale * sum(p.numel() for p in model().parameters()) ** .5
+
+
+@group_ranks(2)
+def test_fsdp_residuals_belong_to_one_module(rank, n):
+    net = shard(model())
+    shared = inccl.torch.CompressedReduceScatter("hbi:bits=3", residual=True)
+    for module in fsdp_modules(net):
+        module.set_custom_reduce_scatter(shared)
+    with pytest.raises(ValueError, match="4 groups of parameters share this CompressedReduceScatter"):
+        loss_of(net, rank).backward()
+    for options, named in (({"keep": .5}, "keep"), ({"reset_every": 3}, "reset_every"),
+                           ({"residual": True, "keep": 1}, "keep: 1 is not in"),
+                           ({"residual": True, "reset_every": -1}, "reset_every")):
+        with pytest.raises(ValueError, match=named):
+            inccl.torch.CompressedReduceScatter("hbi:bits=3", **options)
+        with pytest.raises(ValueError, match=named):
+            inccl.torch.State(codec="hbi:bits=3", **options)
+    with pytest.raises(ValueError, match="residual is False"):
+        inccl.torch.CompressedReduceScatter("hbi").load_state_dict({"residual": torch.ones(3), "steps": 1})
+    hook = inccl.torch.CompressedReduceScatter("hbi", residual=True)
+    hook.load_state_dict({"residual": torch.ones(3), "steps": 1})
+    net = shard(torch.nn.Sequential(torch.nn.Linear(10, 10)))
+    net.set_custom_reduce_scatter(hook)
+    for module in net.modules():
+        if isinstance(module, torch.distributed.fsdp.FSDPModule):
+            module.set_custom_reduce_scatter(hook)
+            break
+
+
+class Given(torch.nn.Module):
+    """Parameters whose gradients are the factors of its loss."""
+
+    def __init__(self, *shapes):
+        super().__init__()
+        self.values = torch.nn.ParameterList(torch.zeros(shape) for shape in shapes)
+
+    def forward(self, factors):
+        return sum((value * factor).sum() for value, factor in zip(self.values, factors))
+
+
+def given_factors(shapes, rank, step):
+    """Of very different size, so that one vector's largest elements are all of one parameter."""
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    return [torch.randn(shape, generator=random) * 10.0 ** -place for place, shape in enumerate(shapes)]
+
+
+def to_bf16(x):
+    return x.float().bfloat16().double()
+
+
+SHAPES = ((40, 30), (30, 20))
+
+
+@group_ranks(2)
+def test_arguments_against_plain_loops(rank, n):
+    """All ranks' steps in float64 in one loop, as the papers define them; a bf16 cast, or topk, is what compresses."""
+    rates = [0.5, 0.5, 0.1, 0.0, 0.1, 0.4]
+    for options in ({"keep": 0.25}, {"keep": 0.25, "reset_every": 2}, {"start": 2}, {"start": 2, "reset_every": 3},
+                    {"set_lr": True}, {"set_lr": True, "keep": 0.5}, {"momentum": 0.5, "nesterov": True},
+                    {"momentum": 0.5, "nesterov": True, "clip": 9.0}, {"clip": 9.0}):
+        set_lr = options.pop("set_lr", False)
+        state = inccl.torch.State(codec="bf16", compress=lambda p: True, residual=True, **options)
+        ddp = DistributedDataParallel(Given(*SHAPES), bucket_cap_mb=0.001)
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        velocity = [[torch.zeros(shape, dtype=torch.float64) for shape in SHAPES] for _ in range(n)]
+        left = copy.deepcopy(velocity)
+        former = rates[0]
+        for step, lr in enumerate(rates):
+            if set_lr:
+                state.set_lr(lr)
+            ddp.zero_grad()
+            ddp(given_factors(SHAPES, rank, step)).backward()
+            mean = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+            for other in range(n):
+                for place, g in enumerate(given_factors(SHAPES, other, step)):
+                    g = g.double()
+                    if "clip" in options:
+                        g = g * min(1, options["clip"] / n ** .5 / g.norm())
+                    if "momentum" in options:
+                        v = velocity[other][place] = options["momentum"] * velocity[other][place] + g
+                        g = g + options["momentum"] * v
+                    e = left[other][place]
+                    if step % options.get("reset_every", 100) == 0:
+                        e = e * 0
+                    if step < options.get("start", 0):
+                        mean[place] += g / n
+                        continue
+                    if set_lr and lr > 0:
+                        e = e * former / lr
+                    z = g + e
+                    mean[place] += to_bf16(z) / n
+                    keep = options.get("keep", 0)
+                    left[other][place] = keep * e + (1 - keep) * (z - to_bf16(z))
+            former = lr or former
+            for parameter, exact, shape in zip(ddp.module.values, mean, SHAPES):
+                if step < options.get("start", 0):
+                    assert (parameter.grad - exact).abs().max() < 1e-6, (options, step)
+                # The sum is rounded to bf16 once more.
+                wrong = (parameter.grad - exact).abs() > 2 ** -8 * exact.abs() + 1e-6
+                assert wrong.double().mean() < 0.002, (options, step)
+            for place, value in enumerate(left[rank]):
+                got = state.state_dict()["residuals"].get(f"values.{place}")
+                if step >= options.get("start", 0):
+                    # Here and there a sum in fp32 lies on the other side of the middle between two numbers of bf16.
+                    apart = (got - value.flatten()).abs()
+                    assert (apart > 1e-6).double().mean() < 0.002, (options, step, place, apart.max())
+        assert state.state_dict()["steps"] == {"model 1": len(rates)}
+
+
+@group_ranks(2)
+def test_each_parameter_by_itself(rank, n):
+    """layerwise: each sends a tenth of its elements; as one vector, the larger ones take all places."""
+    for layerwise in (False, True):
+        state = inccl.torch.State(reducer="topk:k=0.1|none", compress=lambda p: True, layerwise=layerwise)
+        ddp = DistributedDataParallel(Given(*SHAPES))
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        ddp([torch.zeros(shape) for shape in SHAPES]).backward()  # after it, DDP makes its buckets anew
+        left = [[torch.zeros(shape).flatten() for shape in SHAPES] for _ in range(n)]
+        for step in range(3):
+            ddp.zero_grad()
+            ddp(given_factors(SHAPES, rank, step)).backward()
+            mean = [torch.zeros(shape).flatten() for shape in SHAPES]
+            for other in range(n):
+                z = [e + g.flatten() for e, g in zip(left[other], given_factors(SHAPES, other, step))]
+                sizes = [one.numel() for one in z]
+                parts = z if layerwise else [torch.cat(z)]
+                sent = [torch.zeros_like(part).index_copy(0, at, part[at])
+                        for part in parts for at in [part.abs().topk(len(part) // 10).indices]]
+                sent = sent if layerwise else list(sent[0].split(sizes))
+                left[other] = [one - part for one, part in zip(z, sent)]
+                mean = [total + part / n for total, part in zip(mean, sent)]
+            for parameter, exact in zip(ddp.module.values, mean):
+                assert (parameter.grad.flatten() - exact).abs().max() < 1e-6, (layerwise, step)
+        assert bool(ddp.module.values[1].grad.any()) == layerwise
+        names = state.state_dict()["reducers"].keys()
+        assert len(names) == (2 if layerwise else 1) and ("values.0" in names) == layerwise
+    for wrong, named in (({"nesterov": True}, "nesterov"), ({"clip": 0}, "clip"), ({"layerwise": True}, "layerwise"),
+                         ({"clip": float("nan")}, "clip"), ({"start": -1}, "start")):
+        with pytest.raises(ValueError, match=named):
+            inccl.torch.State(**wrong)
+    with pytest.raises(TypeError, match="process_group: expected a process group, got str"):
+        inccl.torch.State("hbi:bits=4")
+    with pytest.raises(ValueError, match="lr: it is for residuals"):
+        inccl.torch.State().set_lr(0.1)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="lr"):
+            inccl.torch.State(residual=True).set_lr(wrong)
 
 
 @group_ranks(2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a communication hook of DDP keeps between steps."""
+import contextlib
 import gc
 import weakref
 from typing import Dict, List, Optional, Tuple
@@ -8,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import inccl
+from inccl._library import in_range
 
 from ._tensors import TYPES
 
@@ -35,9 +37,52 @@ def owners_of(parameters: List[torch.Tensor]) -> List[Optional[Tuple[Distributed
     return found
 
 
-def _saved(residual: inccl.Residual) -> torch.Tensor:
-    values = bytearray(residual.save())
-    return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
+class Feedback:
+    """The residual of a vector, and what happens to it between calls. In bfloat16 for gradients of 16 bits, whose
+    rounding loses more than the residual's: half the memory to pass."""
+
+    def __init__(self, count: int, dtype: torch.dtype, keep: float):
+        storage = inccl.DataType.BFLOAT16 if dtype in (torch.float16, torch.bfloat16) else inccl.DataType.FLOAT32
+        self.residual = inccl.Residual(count, storage=storage, keep=keep)
+        self.count = count
+        self._scale = 1.0  # of the next call
+
+    @staticmethod
+    def check(residual: bool, keep: float, reset_every: int) -> None:
+        if not residual and (keep or reset_every):
+            raise ValueError(f"{'keep' if keep else 'reset_every'}: it is about the residual, and residual is False")
+        if not 0 <= keep < 1:
+            raise ValueError(f"keep: {keep} is not in [0, 1)")
+        in_range("reset_every", reset_every, 0, 2**63 - 1)
+
+    def rescale(self, factor: float) -> None:
+        """Of the next call: it has as input a multiple of what earlier ones had."""
+        self._scale *= factor
+
+    def values(self) -> torch.Tensor:
+        values = bytearray(self.residual.save())
+        top = torch.finfo(torch.float32).max
+        return (torch.frombuffer(values, dtype=torch.float32) * self._scale).clamp(-top, top) if values else torch.empty(0)
+
+    def load(self, values: torch.Tensor) -> None:
+        self.residual.load(values.numpy().tobytes())
+        self._scale = 1.0
+
+    @contextlib.contextmanager
+    def call(self, tensor: torch.Tensor, reset: bool):
+        """Around a call that takes the residual. reset: it begins with zero."""
+        if tensor.is_cuda and (reset or self._scale != 1):
+            torch.cuda.current_stream(tensor.device).synchronize()  # an earlier call may still use it
+        if reset:
+            self.residual.reset()
+        if self._scale != 1:
+            self.residual.set_scale(self._scale)
+        yield
+        if self._scale != 1:
+            if tensor.is_cuda:
+                torch.cuda.current_stream(tensor.device).synchronize()
+            self.residual.set_scale(1.0)
+            self._scale = 1.0
 
 
 class Bucket:
@@ -48,10 +93,10 @@ class Bucket:
         self.sizes = [parameter.numel() for parameter in parameters]
         self.names = names
         self.model = (lambda: None) if model is None else weakref.ref(model)
-        self.residual: Optional[inccl.Residual] = None
+        self.feedback: Optional[Feedback] = None
         self.velocity: Optional[torch.Tensor] = None
-        self.reducers: Dict[int, inccl.ReducerState] = {}  # by the place of a matrix; 0 for all as a vector
-        self.takes_matrices = False
+        self.reducers: Dict[int, inccl.ReducerState] = {}  # by the place of a parameter; 0 for all as a vector
+        self.layerwise = False
         self.dropped, self.calls_with_drops = 0, 0  # of the State's statistics when it was last looked
 
     def parameters(self) -> list:
@@ -64,11 +109,11 @@ class Bucket:
     def values(self) -> dict:
         """By table, what belongs to each parameter: [(place, value)]."""
         found = {table: [] for table in TABLES}
-        if self.residual is not None:
-            found["residuals"] = list(enumerate(_saved(self.residual).split(self.sizes)))
+        if self.feedback is not None:
+            found["residuals"] = list(enumerate(self.feedback.values().split(self.sizes)))
         if self.velocity is not None:
             found["velocities"] = list(enumerate(self.velocity.split(self.sizes)))
-        if self.takes_matrices:
+        if self.layerwise:
             found["reducers"] = list(self.reducers.items())
         return found
 
@@ -87,6 +132,7 @@ class Kept:
         self._loose = {table: {} for table in TABLES}  # by id: (the parameter, value)
         self._loaded = {table: {} for table in TABLES}  # by name
         self._models: List[weakref.ref] = []
+        self._steps: Dict[str, int] = {}  # by model: backward passes that have ended
 
     def of(self, bucket) -> Bucket:
         parameters = bucket.parameters()
@@ -117,15 +163,29 @@ class Kept:
         models = (bucket.model() for bucket in self._buckets.values())
         return next((model.process_group for model in models if model is not None), None)
 
-    def _prefix_of(self, model) -> str:
-        """Of the names in state_dict(): nothing for the first model, since most States have one."""
+    def _place_of(self, model) -> int:
+        """Of a model among those whose gradients this has seen; most States have one."""
         if model is None:
-            return ""
+            return 0
         place = next((i for i, one in enumerate(self._models) if one() is model), None)
         if place is None:
             place = next((i for i, one in enumerate(self._models) if one() is None), len(self._models))
+            if self._models[place:]:
+                self._steps.pop(f"model {place + 1}", None)
             self._models[place:place + 1] = [weakref.ref(model)]
+        return place
+
+    def _prefix_of(self, model) -> str:
+        """Of the names in state_dict()."""
+        place = self._place_of(model)
         return f"model {place + 1}: " if place > 0 else ""
+
+    def step(self, bucket: Bucket, is_last: bool) -> int:
+        """How many backward passes of the bucket's model have ended before this one."""
+        name = f"model {self._place_of(bucket.model()) + 1}"
+        before = self._steps.get(name, 0)
+        self._steps[name] = before + is_last
+        return before
 
     def _dissolve(self, ids: tuple) -> None:
         gone = self._buckets.pop(ids)
@@ -164,15 +224,13 @@ class Kept:
         return torch.cat([torch.zeros(size, dtype=dtype) if part is None else part.to("cpu", dtype).flatten()
                           for size, part in zip(bucket.sizes, parts)])
 
-    def residual(self, bucket: Bucket, dtype: torch.dtype) -> inccl.Residual:
-        """In bfloat16 for gradients of 16 bits, whose rounding loses more than the residual's: half the memory to pass."""
-        if bucket.residual is None:
+    def feedback(self, bucket: Bucket, dtype: torch.dtype, keep: float) -> Feedback:
+        if bucket.feedback is None:
             values = self._joined("residuals", bucket, torch.float32)
-            storage = inccl.DataType.BFLOAT16 if dtype in (torch.float16, torch.bfloat16) else inccl.DataType.FLOAT32
-            bucket.residual = inccl.Residual(sum(bucket.sizes), storage=storage)
+            bucket.feedback = Feedback(sum(bucket.sizes), dtype, keep)
             if values is not None:
-                bucket.residual.load(values.numpy().tobytes())
-        return bucket.residual
+                bucket.feedback.load(values)
+        return bucket.feedback
 
     def velocity(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
         if bucket.velocity is None:
@@ -181,13 +239,13 @@ class Kept:
         bucket.velocity = bucket.velocity.to(buffer)
         return bucket.velocity
 
-    def reducer_state(self, bucket: Bucket, part: int, reducer: inccl.Reducer, matrix: bool, rows: int, cols: int,
-                      dtype: torch.dtype) -> inccl.ReducerState:
-        bucket.takes_matrices = matrix
+    def reducer_state(self, bucket: Bucket, part: int, reducer: inccl.Reducer, layerwise: bool, rows: int,
+                      cols: int, dtype: torch.dtype) -> inccl.ReducerState:
+        bucket.layerwise = layerwise
         state = bucket.reducers.get(part)
         if state is None or state.type != TYPES[dtype]:
             whole = ",".join(bucket.names)
-            kept = self._waiting("reducers", bucket, part) if matrix else self._loaded["reducers"].get(whole)
+            kept = self._waiting("reducers", bucket, part) if layerwise else self._loaded["reducers"].get(whole)
             state = reducer.state(rows, cols, dtype)
             if isinstance(kept, inccl.ReducerState) and kept.type == state.type:
                 state = kept
@@ -196,20 +254,19 @@ class Kept:
                     raise ValueError(f"reducers: {bucket.names[part]} is of {rows} x {cols}, what was loaded for it of "
                                      f"{kept['rows']} x {kept['cols']}")
                 state.load(kept["state"].numpy().tobytes())
-            if matrix:
+            if layerwise:
                 self._taken("reducers", bucket, part)
             self._loaded["reducers"].pop(whole, None)
         bucket.reducers[part] = state
         return state
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float, tables=("residuals", "velocities")) -> None:
         for bucket in self._buckets.values():
-            if bucket.residual is not None:
-                top = torch.finfo(torch.float32).max
-                bucket.residual.load((_saved(bucket.residual) * factor).clamp(-top, top).numpy().tobytes())
-            if bucket.velocity is not None:
+            if bucket.feedback is not None and "residuals" in tables:
+                bucket.feedback.rescale(factor)
+            if bucket.velocity is not None and "velocities" in tables:
                 bucket.velocity.mul_(factor)
-        for table in ("residuals", "velocities"):
+        for table in tables:
             for _, value in self._loose[table].values():
                 value.mul_(factor)
             for value in self._loaded[table].values():
@@ -222,7 +279,7 @@ class Kept:
             for table, values in bucket.values().items():
                 for place, value in values:
                     saved[table][bucket.names[place]] = value
-            if bucket.reducers and not bucket.takes_matrices:
+            if bucket.reducers and not bucket.layerwise:
                 saved["reducers"][",".join(bucket.names)] = bucket.reducers[0]
         for table, values in self._loose.items():
             for reference, value in values.values():
@@ -234,8 +291,9 @@ class Kept:
                              {"rows": state.rows, "cols": state.cols, "type": int(state.type),
                               "state": torch.frombuffer(bytearray(state.save()), dtype=torch.uint8)}
                              for name, state in saved["reducers"].items()}
-        return {table: {name: value if isinstance(value, dict) else value.clone() for name, value in values.items()}
-                for table, values in saved.items()}
+        saved = {table: {name: value if isinstance(value, dict) else value.clone() for name, value in values.items()}
+                 for table, values in saved.items()}
+        return {**saved, "steps": dict(self._steps)}
 
     def load(self, saved: dict, reducer: Optional[inccl.Reducer]) -> None:
         loaded = {}
@@ -257,5 +315,8 @@ class Kept:
             if reducer is None:
                 raise ValueError("reducers: the state has some, this State has no reducer")
             reducer.state(state["rows"], state["cols"], inccl.DataType(state["type"])).load(state["state"].numpy().tobytes())
+        steps = saved.get("steps", {})
+        if not isinstance(steps, dict) or not all(isinstance(value, int) for value in steps.values()):
+            raise TypeError("steps: expected a number for each model")
         self.__init__()
-        self._loaded = loaded
+        self._loaded, self._steps = loaded, dict(steps)

@@ -4,8 +4,10 @@
 The hooks work with process groups of any backend. With another backend than "inccl", the ranks of
 the group make an inccl communicator beside it when the first hook runs.
 """
+import contextlib
 import ctypes
 import functools
+import gc
 import os
 import threading
 import time
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 import inccl
 from inccl import CompressionStats
@@ -26,7 +29,7 @@ from inccl._objects import codec_of
 from inccl.plan import Plan
 
 from . import memory
-from ._kept import TABLES, Bucket, Kept
+from ._kept import TABLES, Bucket, Feedback, Kept
 from ._statistics import Statistics
 from ._tensors import OPS, TYPES, flat, unflatten
 from ._work import Work
@@ -69,13 +72,17 @@ class State:
     group, by default that one. compress: tells for a parameter whether its gradient is compressed;
     by default if it has two or more dimensions and at least min_elements elements. Biases, norms
     and other small parameters are summed as they are. seed: equal on all ranks. residual: error
-    feedback: the next step sends what one left out. plan: an inccl.plan.Plan, or the file of one, with a
+    feedback: the next step sends what one left out. keep: of the former residual, in [0, 1); the new
+    one is keep * former + (1 - keep) * left out (LoCo's moving average). reset_every: steps after
+    which residuals begin with zero again; 0: never. start: steps before the first compressed one.
+    plan: an inccl.plan.Plan, or the file of one, with a
     codec for each bucket; buckets that it does not have take `codec`. record: a Recorder, whose
     codecs the steps take in turn. reducer: a specification (docs/reducers.md) or inccl.Reducer, in
     place of a codec; powersgd takes each compressed parameter as a matrix of its first dimension by
-    the others, other methods a bucket as a vector. momentum: of each rank's gradients before they
-    are reduced, for an optimizer without any (DGC's momentum correction). `statistics` counts what
-    has been sent.
+    the others, other methods a bucket as a vector, or with layerwise=True each compressed parameter. momentum: of
+    each rank's gradients before they are reduced, for an optimizer without any (DGC's momentum
+    correction); nesterov: as torch.optim.SGD has it. clip: before that, the norm of each parameter's
+    gradient is at most clip / sqrt(ranks), as DGC has it. `statistics` counts what has been sent.
     """
 
     def __init__(self, process_group: Optional[dist.ProcessGroup] = None,
@@ -83,22 +90,36 @@ class State:
                  compress: Optional[Callable[[torch.Tensor], bool]] = None, seed: int = 0,
                  residual: bool = False, plan: Union[None, str, os.PathLike, Plan] = None,
                  record: Optional[Recorder] = None,
-                 reducer: Union[None, str, inccl.Reducer] = None, momentum: float = 0.0):
+                 reducer: Union[None, str, inccl.Reducer] = None, momentum: float = 0.0,
+                 nesterov: bool = False, clip: Optional[float] = None, layerwise: bool = False,
+                 start: int = 0, keep: float = 0.0, reset_every: int = 0):
         self._arguments = {"codec": codec, "min_elements": min_elements, "compress": compress, "seed": seed,
                            "residual": residual, "plan": plan, "record": record, "reducer": reducer,
-                           "momentum": momentum}
+                           "momentum": momentum, "nesterov": nesterov, "clip": clip, "layerwise": layerwise,
+                           "start": start, "keep": keep, "reset_every": reset_every}
+        if not isinstance(process_group, (dist.ProcessGroup, type(None))):
+            raise TypeError(f"process_group: expected a process group, got {type(process_group).__name__}")
         if plan is not None and record is not None:
             raise ValueError("plan and record: a plan is followed or recorded for, not both")
         if reducer is not None and (residual or plan is not None or record is not None):
             raise ValueError("reducer: it has its own residual and codec; residual, plan and record are for codecs")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum: {momentum} is not in [0, 1)")
+        if nesterov and not momentum:
+            raise ValueError("nesterov: it needs momentum")
+        if clip is not None and not 0 < clip < float("inf"):
+            raise ValueError(f"clip: {clip} is not a finite positive number")
+        if layerwise and reducer is None:
+            raise ValueError("layerwise: it is about a reducer, and there is none")
+        Feedback.check(residual, keep, reset_every)
         self.reducer = inccl.Reducer(reducer) if isinstance(reducer, str) else reducer
         if not isinstance(self.reducer, (inccl.Reducer, type(None))):
             raise TypeError(f"reducer: expected str or inccl.Reducer, got {type(reducer).__name__}")
-        # Others take a bucket as a vector.
         self._takes_matrices = self.reducer is not None and self.reducer.spec.startswith("powersgd:")
-        self.momentum = momentum
+        self.layerwise = layerwise or self._takes_matrices
+        self.momentum, self.nesterov, self.clip = momentum, nesterov, clip
+        self.start, self.keep, self.reset_every = in_range("start", start, 0, 2**63 - 1), keep, reset_every
+        self._lr: Optional[float] = None  # as set_lr() has said
         self._kept = Kept()
         self.codec, self.residual = codec_of(codec), residual
         self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
@@ -171,7 +192,15 @@ class State:
         # What is not finite makes all ranks skip the step (GradScaler): it goes out as it is, and is forgotten.
         finite = torch.isfinite(buffer).all()
         velocity.copy_(torch.where(finite, total, velocity))
+        if self.nesterov:
+            total = torch.add(buffer, total, alpha=self.momentum)
         buffer.copy_(torch.where(finite, total, buffer))
+
+    def _clip(self, gradients, ranks: int) -> None:
+        for gradient in gradients:
+            norm = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+            factor = (self.clip / ranks ** 0.5 / norm).clamp(max=1)
+            gradient.mul_(torch.where(norm.isfinite(), factor, 1))
 
     def _codec_of(self, bucket) -> Optional[inccl.Codec]:
         """None: the bucket is not compressed."""
@@ -204,9 +233,24 @@ class State:
             raise ValueError(f"factor: {factor} is not a finite positive number")
         self._kept.rescale(factor)
 
+    def set_lr(self, lr: float) -> None:
+        """The step size of the next steps, where a schedule changes it: what a residual has left out of a step counts
+        with the size that this step had, so the next call sends former / new of it. 0 changes nothing: such a step
+        moves no parameter. No backward pass is in progress. Raises ValueError if lr is negative or not finite, or
+        without residual."""
+        if not self.residual:
+            raise ValueError("lr: it is for residuals, and residual is False")
+        if not 0 <= lr < float("inf"):
+            raise ValueError(f"lr: {lr} is not a finite number of 0 or more")
+        if lr == 0:
+            return
+        if self._lr is not None and self._lr != lr:
+            self._kept.rescale(self._lr / lr, ("residuals",))
+        self._lr = lr
+
     def state_dict(self) -> dict:
         """What this rank keeps between steps, by name of the parameter: tensors. No backward pass is in progress."""
-        return {**self._kept.save(), "world_size": self._saved_size or self._world_size()}
+        return {**self._kept.save(), "world_size": self._saved_size or self._world_size(), "lr": self._lr}
 
     def load_state_dict(self, state: dict) -> None:
         """What state_dict() has returned on this rank, in a group of as many ranks. The next step uses it.
@@ -215,7 +259,7 @@ class State:
             raise TypeError("state: expected what State.state_dict() returns")
         self._check_size(state.get("world_size"), self._world_size())
         self._kept.load(state, self.reducer)
-        self._saved_size = state.get("world_size")
+        self._saved_size, self._lr = state.get("world_size"), state.get("lr")
 
 
 def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -227,12 +271,17 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
     if not isinstance(state, State):
         raise TypeError(f"state: expected inccl.torch.State, got {type(state).__name__}")
     kept = state._kept.of(bucket)
+    step = state._kept.step(kept, bucket.is_last())
     group = state._group_of(kept)
     buffer = bucket.buffer()
     if buffer.layout != torch.strided:
         work = group.allreduce([buffer.div_(group.size())])
         return work.get_future().then(lambda future: future.value()[0])
     codec = state._codec_of(bucket)
+    if step < state.start:
+        codec = None
+    if state.clip and buffer.dtype in _COMPRESSIBLE:
+        state._clip(bucket.gradients(), group.size())
     if state.momentum and buffer.dtype in _COMPRESSIBLE:
         state._add_momentum(kept, buffer)
     if buffer.dtype not in _COMPRESSIBLE or (state.reducer and buffer.dtype == torch.float64):
@@ -246,7 +295,7 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
         call = _whole(state, bucket, group)
     else:
         how = _reduced if state.reducer else _compressed
-        call = how(state, kept, bucket, group, codec, plain, count)
+        call = how(state, kept, bucket, group, codec, plain, count, step)
 
     def timed():
         begin = time.perf_counter()
@@ -257,6 +306,11 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
     work = group._launch(f"compress_hook, bucket {bucket.index()}", "allreduce", timed, buffer, [buffer],
                          [buffer], True, method.spec if method and count < buffer.numel() else None)
     return work.get_future()
+
+
+def _resets(owner, step: int) -> bool:
+    """Whether residuals begin with zero in the step that comes after so many."""
+    return owner.reset_every > 0 and step > 0 and step % owner.reset_every == 0
 
 
 def _whole(state, bucket, group):
@@ -271,7 +325,7 @@ def _whole(state, bucket, group):
     return call
 
 
-def _compressed(state, kept, bucket, group, codec, plain, count):
+def _compressed(state, kept, bucket, group, codec, plain, count, step):
     """A function that averages a bucket with a codec, and its gradients `plain` of `count` elements as they are."""
     buffer, together = bucket.buffer(), None
     at_risk = state._gradients_at_risk(kept, bucket)
@@ -279,34 +333,35 @@ def _compressed(state, kept, bucket, group, codec, plain, count):
         together = flat(plain)
         for gradient in plain:
             gradient.zero_()
-    residual = state._kept.residual(kept, buffer.dtype) if state.residual else None
-    how, stats = _compression(codec, state.seed, residual)
+    feedback = state._kept.feedback(kept, buffer.dtype, state.keep) if state.residual else None
+    how, stats = _compression(codec, state.seed, feedback and feedback.residual)
     kind, stream = TYPES[buffer.dtype], group._stream(buffer)
 
     def call():
         handle = group.communicator._get()
-        check(lib.ccl_allreduce_compressed(
-            buffer.data_ptr(), buffer.data_ptr(), buffer.numel(), kind, inccl.AVG,
-            ctypes.byref(how), handle, stream))
+        with feedback.call(buffer, _resets(state, step)) if feedback else contextlib.nullcontext():
+            check(lib.ccl_allreduce_compressed(
+                buffer.data_ptr(), buffer.data_ptr(), buffer.numel(), kind, inccl.AVG,
+                ctypes.byref(how), handle, stream))
         if together is not None:
             check(lib.ccl_allreduce(together.data_ptr(), together.data_ptr(), count, kind,
                                     inccl.AVG, handle, stream))
             unflatten(together, plain)
-        state.statistics.add(stats, codec, buffer, together, residual)
+        state.statistics.add(stats, codec, buffer, together, feedback)
         if at_risk:
             state._warn_of_zeros(codec, at_risk)
         state.statistics.add_uncompressed(count)
     return call
 
 
-def _reduced(state, kept, bucket, group, _codec, plain, count):
+def _reduced(state, kept, bucket, group, _codec, plain, count, _step):
     """As _compressed, by a reducer."""
     buffer, together = bucket.buffer(), flat(plain) if plain else None
-    if state._takes_matrices:
+    if state.layerwise:
         parts = []
         for part, (gradient, parameter) in enumerate(zip(bucket.gradients(), bucket.parameters())):
             if state.compress(parameter) and gradient.numel() > 0:
-                rows = gradient.shape[0] if gradient.dim() > 0 else 1
+                rows = gradient.shape[0] if state._takes_matrices and gradient.dim() > 0 else 1
                 parts.append((gradient, state._kept.reducer_state(kept, part, state.reducer, True, rows,
                                                                   gradient.numel() // rows, buffer.dtype)))
     else:
@@ -360,8 +415,74 @@ class _Compressed:
 
 
 class CompressedReduceScatter(_Compressed, ReduceScatter):
-    """FSDP2: model.set_custom_reduce_scatter(CompressedReduceScatter("hbi:bits=6")). Sums and
-    averages of floats are compressed; other calls run as they are."""
+    """FSDP2: module.set_custom_reduce_scatter(CompressedReduceScatter("hbi:bits=6")). Sums and averages of floats are
+    compressed; other calls run as they are.
+
+    residual: error feedback, as State has it, with keep and reset_every (LoCo, arXiv 2407.04480). Each module then has
+    an instance of its own. A call in which parameters have no gradient, so that its input has another size, goes
+    without the residual, which waits; set_reduce_scatter_unused_params(True) gives every call the same size.
+    """
+
+    def __init__(self, codec: Union[str, inccl.Codec] = "hbi:bits=6", *, seed: int = 0, residual: bool = False,
+                 keep: float = 0.0, reset_every: int = 0):
+        super().__init__(codec, seed=seed)
+        Feedback.check(residual, keep, reset_every)
+        self.residual, self.keep, self.reset_every = residual, keep, reset_every
+        self._feedback: Optional[Feedback] = None
+        self._loaded: Optional[torch.Tensor] = None  # by load_state_dict(), before the first call
+        self._steps = 0  # calls with the residual
+
+    def __deepcopy__(self, memo) -> "CompressedReduceScatter":
+        """For a copy of the model: equal settings, without what is kept."""
+        return type(self)(self.codec, seed=self.seed, residual=self.residual, keep=self.keep,
+                          reset_every=self.reset_every)
+
+    def __reduce__(self):
+        return functools.partial(type(self), self.codec, seed=self.seed, residual=self.residual, keep=self.keep,
+                                 reset_every=self.reset_every), ()
+
+    def _feedback_of(self, tensor: torch.Tensor) -> Optional[Feedback]:
+        if not self.residual:
+            return None
+        if self._feedback is None:
+            owners = sum(issubclass(type(one), FSDPParamGroup) and one._reduce_scatter_comm is self
+                         for one in gc.get_objects())
+            if owners > 1:
+                raise ValueError(f"residual: {owners} groups of parameters share this CompressedReduceScatter; each needs "
+                                 "one of its own")
+            if self._loaded is not None and self._loaded.numel() != tensor.numel():
+                raise ValueError(f"residual: {self._loaded.numel()} elements were loaded, the call has {tensor.numel()}")
+            self._feedback = Feedback(tensor.numel(), tensor.dtype, self.keep)
+            if self._loaded is not None:
+                self._feedback.load(self._loaded)
+                self._loaded = None
+        return self._feedback if self._feedback.count == tensor.numel() else None
+
+    def rescale(self, factor: float) -> None:
+        """As State.rescale."""
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"factor: {factor} is not a finite positive number")
+        if self._feedback is not None:
+            self._feedback.rescale(factor)
+        if self._loaded is not None:
+            self._loaded = self._loaded * factor
+
+    def state_dict(self) -> dict:
+        """What this rank keeps between steps. No backward pass is in progress."""
+        values = self._loaded if self._feedback is None else self._feedback.values()
+        return {"residual": torch.empty(0) if values is None else values, "steps": self._steps}
+
+    def load_state_dict(self, state: dict) -> None:
+        """What state_dict() has returned on this rank, in a group of as many ranks. After an error all is as before."""
+        values, steps = (state.get("residual"), state.get("steps")) if isinstance(state, dict) else (None, None)
+        if not isinstance(values, torch.Tensor) or not isinstance(steps, int):
+            raise TypeError("state: expected what CompressedReduceScatter.state_dict() returns")
+        if values.numel() and not self.residual:
+            raise ValueError("state: it has a residual, and residual is False")
+        if not bool(values.isfinite().all()):
+            raise ValueError("residual: it has elements that are not finite")
+        self._feedback, self._steps = None, steps
+        self._loaded = values.to("cpu", torch.float32, copy=True).flatten() if values.numel() else None
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         ours = group_of(group)
@@ -372,14 +493,17 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
             self.statistics.add_uncompressed(input_tensor.numel())
             return ours.reduce_scatter_single(output_tensor, input_tensor, options)
         number, operation = TYPES[output_tensor.dtype], OPS[kind]
-        how, stats = _compression(self.codec, self.seed)
+        feedback = self._feedback_of(input_tensor)
+        how, stats = _compression(self.codec, self.seed, feedback and feedback.residual)
         stream = ours._stream(output_tensor)
 
         def call():
-            check(lib.ccl_reduce_scatter_compressed(
-                input_tensor.data_ptr(), output_tensor.data_ptr(), output_tensor.numel(),
-                number, operation, ctypes.byref(how), ours.communicator._get(), stream))
-            self.statistics.add(stats, self.codec, input_tensor, output_tensor)
+            with feedback.call(input_tensor, _resets(self, self._steps)) if feedback else contextlib.nullcontext():
+                check(lib.ccl_reduce_scatter_compressed(
+                    input_tensor.data_ptr(), output_tensor.data_ptr(), output_tensor.numel(),
+                    number, operation, ctypes.byref(how), ours.communicator._get(), stream))
+                self._steps += feedback is not None
+            self.statistics.add(stats, self.codec, input_tensor, output_tensor, feedback)
         return self._run(ours, "reduce_scatter_single", call, output_tensor, input_tensor, async_op)
 
 
