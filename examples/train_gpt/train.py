@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 
 TEXT = pathlib.Path(__file__).resolve().parent / "devils_dictionary.txt"
@@ -91,7 +92,7 @@ class Gpt(nn.Module):
         x = self.token(tokens) + self.position.weight
         for block in self.blocks:
             x = block(x)
-        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
 class Data:
@@ -114,8 +115,9 @@ class Data:
         return self._all[mine[:, None] + torch.arange(length)]
 
     def validation(self, rank, ranks):
-        """Every `ranks`-th row of the last tenth."""
-        return self._all[self._split:].unfold(0, self.preset.context + 1, self.preset.context)[rank::ranks]
+        """Every `ranks`-th row of the last tenth, in as many parts on all ranks."""
+        rows = self._all[self._split:].unfold(0, self.preset.context + 1, self.preset.context)
+        return rows[rank::ranks].tensor_split(math.ceil(len(rows) / ranks / 32))
 
 
 def make_model(preset, letters, seed):
@@ -150,10 +152,10 @@ def train_step(model, optimizer, preset, step, steps, rows):
 
 
 @torch.no_grad()
-def validation_loss(model, rows, total):
+def validation_loss(model, parts, total):
     """Over the rows of all ranks."""
     summed = torch.zeros(2, dtype=torch.float64)
-    for part in rows.split(32):
+    for part in parts:
         summed += torch.tensor([model(part).item() * len(part), len(part)], dtype=torch.float64)
     total(summed)
     return (summed[0] / summed[1]).item()
@@ -166,7 +168,8 @@ def install_hook(args, model):
         import inccl.torch
         args.recorder = inccl.torch.Recorder(args.record) if args.record else None
         state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed, plan=args.plan,
-                                  record=args.recorder, reducer=args.reducer, momentum=args.momentum)
+                                  record=args.recorder, reducer=args.reducer, momentum=args.momentum,
+                                  keep=args.keep, reset_every=args.reset_every)
         model.register_comm_hook(state, inccl.torch.compress_hook)
         share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
 
@@ -196,6 +199,26 @@ def install_hook(args, model):
     return lambda: 32.0
 
 
+def shard(args, model):
+    """FSDP2, a group of parameters for each block and one for the rest; returns what install_hook does."""
+    kind = torch.bfloat16 if args.fsdp == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=kind)
+    hooks = []
+    for module in [*model.blocks, model]:
+        fully_shard(module, mp_policy=policy)
+        if args.hook == "inccl":
+            import inccl.torch
+            hooks.append(inccl.torch.CompressedReduceScatter(
+                args.codec, seed=args.seed, residual=args.residual, keep=args.keep, reset_every=args.reset_every))
+            module.set_custom_reduce_scatter(hooks[-1])
+
+    def bits():
+        counts = [hook.statistics for hook in hooks]
+        sent = sum(8 * one.payload_bytes for one in counts) / (dist.get_world_size() - 1)
+        return sent / max(1, sum(one.elements for one in counts)) if hooks else 16.0 if kind else 32.0
+    return bits
+
+
 def completed(value):
     future = torch.futures.Future()
     future.set_result(value)
@@ -204,7 +227,8 @@ def completed(value):
 
 def equal_on_all_ranks(model):
     """Whether all ranks have the same bits in all parameters."""
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    digest = hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in whole)).hexdigest()
     digests = [None] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
     return len(set(digests)) == 1
@@ -218,10 +242,13 @@ def train(args):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = Data(preset, args.seed)
     plain = make_model(preset, data.letters, args.seed)
-    # With several buckets, ranks start the all-reduces of PowerSGD's callbacks in different orders, and gloo fails.
-    megabytes = 1024 if args.hook == "powersgd" else args.bucket_mb
-    model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
-    bits = install_hook(args, model)
+    if args.fsdp:
+        model, bits = plain, shard(args, plain)
+    else:
+        # With several buckets, ranks start the all-reduces of PowerSGD's callbacks in different orders, and gloo fails.
+        megabytes = 1024 if args.hook == "powersgd" else args.bucket_mb
+        model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
+        bits = install_hook(args, model)
     optimizer = make_optimizer(preset, plain.parameters())
     check = data.validation(rank, ranks)
     log = open(args.log_file, "w", encoding="utf-8") if args.log_file and rank == 0 else None
@@ -231,7 +258,8 @@ def train(args):
             print(json.dumps(entry), file=log, flush=True)
 
     write(backend=args.backend, hook=args.hook, codec=args.codec if args.hook == "inccl" else None,
-          residual=args.residual, seed=args.seed, steps=args.steps, preset=args.preset, ranks=ranks,
+          residual=args.residual, keep=args.keep, reset_every=args.reset_every, fsdp=args.fsdp, seed=args.seed,
+          steps=args.steps, preset=args.preset, ranks=ranks,
           parameters=sum(p.numel() for p in plain.parameters()), torch=torch.__version__)
     losses, times = [], []
     for step in range(1, args.steps + 1):
@@ -266,6 +294,10 @@ def main():
     parser.add_argument("--reducer", help="of --hook inccl, in place of a codec (docs/reducers.md)")
     parser.add_argument("--momentum", type=float, default=0.0, help="of each rank's gradients, with --hook inccl")
     parser.add_argument("--residual", action="store_true", help="error feedback, with --hook inccl")
+    parser.add_argument("--keep", type=float, default=0.0, help="of the former residual (LoCo's moving average)")
+    parser.add_argument("--reset-every", type=int, default=0, metavar="STEPS", help="residuals begin with zero again")
+    parser.add_argument("--fsdp", choices=["fp32", "bf16"],
+                        help="FSDP2 in place of DDP; of the parameters and gradients that are sent, with --hook none or inccl")
     parser.add_argument("--record", nargs="+", metavar="CODEC", help="the steps take these codecs in turn; see --trace")
     parser.add_argument("--trace", help="rank 0 writes the times of --record here, for python -m inccl.plan")
     parser.add_argument("--plan", help="file of python -m inccl.plan: a codec for each bucket")
@@ -281,6 +313,8 @@ def main():
     args = parser.parse_args()
     if bool(args.record) != bool(args.trace):
         parser.error("--record and --trace belong together")
+    if args.fsdp and (args.hook not in ("none", "inccl") or args.record or args.plan or args.reducer):
+        parser.error("--fsdp takes --hook none or inccl, without --record, --plan and --reducer")
     args.done = 0
     torch.set_num_threads(1)
     train(args)

@@ -635,8 +635,8 @@ typedef struct {
   size_t size;            /**< sizeof as the caller was compiled. */
   ccl_datatype_t storage; /**< CCL_FLOAT32, or CCL_BFLOAT16: half the memory, and what rounding
                              to nearest leaves out is lost. */
-  float keep;             /**< In [0, 1). new = keep * old + (1 - keep) * error of the call; 0:
-                             the error itself. */
+  float keep;             /**< In [0, 1). new = keep * scale * old + (1 - keep) * error of the
+                             call; 0: the error itself. */
 } ccl_residual_config_t;
 #define CCL_RESIDUAL_CONFIG_INIT \
   { sizeof(ccl_residual_config_t), CCL_FLOAT32, 0.0f }

@@ -81,7 +81,7 @@ class Residual(Unpicklable):
     """Error feedback: what compressed calls of `count` elements left out, which the next one sends.
 
     One call at a time uses it. storage: float32, or bfloat16 for half the memory. keep: in [0, 1);
-    new = keep * old + (1 - keep) * error of the call. docs/codecs.md, "Error feedback".
+    new = keep * scale * old + (1 - keep) * error of the call. docs/codecs.md, "Error feedback".
     """
 
     def __init__(self, count: int, *, storage: Any = DataType.FLOAT32, keep: float = 0.0):

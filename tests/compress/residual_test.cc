@@ -159,6 +159,10 @@ TEST(ResidualTest, ScalesRoundsAndMixes) {
   EXPECT_EQ(ValuesOf(&mixed), (std::vector<float>{0.5f * 1.001f, -1.5f}));
   Commit(&mixed, {8, 8}, 2);
   EXPECT_EQ(ValuesOf(&mixed)[1], 0.5f * -1.5f + 4);
+  // What is kept has the scale that the call has sent it with.
+  ASSERT_TRUE(mixed.SetScale(4).ok());
+  Commit(&mixed, {0, 8}, 3);
+  EXPECT_EQ(ValuesOf(&mixed)[1], 0.5f * 4 * 3.25f + 4);
   ASSERT_TRUE(plain.SetScale(0.5f).ok());
   std::vector<float> scaled(1);
   plain.Scaled(1, scaled);
@@ -175,16 +179,16 @@ TEST(ResidualTest, WhatIsNotFiniteCountsAsZero) {
 // Element by element, with the scalar conversions of float_types.h.
 class PlainFeedback {
  public:
-  PlainFeedback(const Corrected& sums, const float* sent, float keep)
-      : sums_(sums), sent_(sent), keep_(keep) {}
+  PlainFeedback(const Corrected& sums, const float* sent, float kept, float added)
+      : sums_(sums), sent_(sent), kept_(kept), added_(added) {}
 
   float Sum(size_t i) const { return At(sums_.type, sums_.x, i) + Scaled(i); }
   float Error(size_t i) const {
     const float error = sent_ == nullptr ? Sum(i) : Sum(i) - sent_[i];
     const float finite = std::isfinite(error) ? error : 0.0f;
-    if (keep_ == 0) return finite;
-    const float kept = keep_ * At(sums_.storage, sums_.residual, i);
-    const float added = (1 - keep_) * finite;
+    if (added_ == 1) return finite;
+    const float kept = kept_ * At(sums_.storage, sums_.residual, i);
+    const float added = added_ * finite;
     return kept + added;
   }
   static float At(DataType type, const void* data, size_t i) {
@@ -207,7 +211,7 @@ class PlainFeedback {
   float Scaled(size_t i) const { return sums_.scale * At(sums_.storage, sums_.residual, i); }
   const Corrected& sums_;
   const float* const sent_;
-  const float keep_;
+  const float kept_, added_;
 };
 
 TEST(FeedbackKernels, EqualPlainLoopsOnEveryTarget) {
@@ -237,7 +241,7 @@ TEST(FeedbackKernels, EqualPlainLoopsOnEveryTarget) {
             const Corrected sums{type, x.data(), storage, residual.data(), scale};
             std::vector<std::byte> out(kMost * SizeOf(type), std::byte{0x5A});
             AddResidual(sums, out.data(), n);
-            const PlainFeedback plain(sums, nullptr, 0);
+            const PlainFeedback plain(sums, nullptr, 0, 1);
             for (size_t i = 0; i < kMost; ++i) {
               const uint32_t got = PlainFeedback::BitsAt(type, out, i);
               const bool nan = i < n && std::isnan(plain.Sum(i));
@@ -249,18 +253,19 @@ TEST(FeedbackKernels, EqualPlainLoopsOnEveryTarget) {
               ASSERT_EQ(got, i < n ? PlainFeedback::Bits(type, plain.Sum(i)) : untouched)
                   << hwy::TargetName(target) << " " << Name(type) << " " << n << " " << i;
             }
-            for (const float keep : {0.0f, 0.25f}) {
+            for (const float kept : {0.0f, 0.25f}) {
+              const float added = kept == 0 ? 1 : 0.75f;
               for (const float* const from : {sent, static_cast<const float*>(nullptr)}) {
                 std::vector<std::byte> next(kMost * SizeOf(storage), std::byte{0x5A});
-                StoreErrors(sums, from, keep, next.data(), n);
-                const PlainFeedback errors(sums, from, keep);
+                StoreErrors(sums, from, kept, added, next.data(), n);
+                const PlainFeedback errors(sums, from, kept, added);
                 const float top = LargestOf(storage);
                 for (size_t i = 0; i < n; ++i) {
                   const float wanted = std::fmin(std::fmax(errors.Error(i), -top), top);
                   ASSERT_EQ(PlainFeedback::BitsAt(storage, next, i),
                             PlainFeedback::Bits(storage, wanted))
                       << hwy::TargetName(target) << " " << Name(type) << " " << Name(storage) << " "
-                      << keep << " " << i;
+                      << kept << " " << i;
                 }
                 const uint32_t untouched = storage == DataType::kFloat32 ? 0x5A5A5A5A : 0x5A5A;
                 for (size_t i = n; i < kMost; ++i) {

@@ -75,8 +75,8 @@ struct Add {
 
 template <class Element, class Stored>
 struct Errors {
-  static void Run(const Corrected& sums, const float* sent, float keep, float top, void* next,
-                  size_t n) {
+  static void Run(const Corrected& sums, const float* sent, float kept, float added, float top,
+                  void* next, size_t n) {
     const Reader<Element, Stored> reader(sums);
     auto* const codes = static_cast<typename Stored::Code*>(next);
     constexpr float kLargest = std::numeric_limits<float>::max();
@@ -84,9 +84,9 @@ struct Errors {
       auto error = reader.Sum(df, i);
       if (sent != nullptr) error = hn::Sub(error, hn::LoadU(df, sent + i));
       error = hn::IfThenElseZero(hn::Le(hn::Abs(error), hn::Set(df, kLargest)), error);
-      if (keep != 0) {
-        error = hn::Add(hn::Mul(hn::Set(df, keep), reader.Residual(df, i)),
-                        hn::Mul(hn::Set(df, 1 - keep), error));
+      if (added != 1) {
+        error = hn::Add(hn::Mul(hn::Set(df, kept), reader.Residual(df, i)),
+                        hn::Mul(hn::Set(df, added), error));
       }
       Stored::Store(hn::Min(hn::Max(error, hn::Set(df, -top)), hn::Set(df, top)), df, codes + i);
     });
@@ -110,9 +110,9 @@ void Dispatch(const Corrected& sums, Args... args) {
 
 void AddResidualTarget(const Corrected& sums, void* out, size_t n) { Dispatch<Add>(sums, out, n); }
 
-void StoreErrorsTarget(const Corrected& sums, const float* sent, float keep, float top, void* next,
-                       size_t n) {
-  Dispatch<Errors>(sums, sent, keep, top, next, n);
+void StoreErrorsTarget(const Corrected& sums, const float* sent, float kept, float added, float top,
+                       void* next, size_t n) {
+  Dispatch<Errors>(sums, sent, kept, added, top, next, n);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -129,9 +129,10 @@ void AddResidual(const Corrected& sums, void* out, size_t n) {
   HWY_DYNAMIC_DISPATCH(AddResidualTarget)(sums, out, n);
 }
 
-void StoreErrors(const Corrected& sums, const float* sent, float keep, void* next, size_t n) {
+void StoreErrors(const Corrected& sums, const float* sent, float kept, float added, void* next,
+                 size_t n) {
   HWY_DYNAMIC_DISPATCH(StoreErrorsTarget)
-  (sums, sent, keep, LargestOf(sums.storage), next, n);
+  (sums, sent, kept, added, LargestOf(sums.storage), next, n);
 }
 
 }  // namespace inccl

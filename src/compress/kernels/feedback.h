@@ -24,9 +24,11 @@ struct Corrected {
 // Writes n sums in their type.
 void AddResidual(const Corrected& sums, void* out, size_t n);
 
-// next[i] = keep * residual[i] + (1 - keep) * error, in the storage type, whose largest number
-// limits it; error = sum - sent[i], or 0 where that is not finite. `sent`: nullptr counts as zeros.
-void StoreErrors(const Corrected& sums, const float* sent, float keep, void* next, size_t n);
+// next[i] = kept * residual[i] + added * error, or the error itself with added = 1, in the storage
+// type, whose largest number limits it; error = sum - sent[i], or 0 where that is not finite.
+// `sent`: nullptr counts as zeros.
+void StoreErrors(const Corrected& sums, const float* sent, float kept, float added, void* next,
+                 size_t n);
 
 }  // namespace inccl
 

@@ -155,12 +155,13 @@ void Residual::Add(uint64_t first, DataType type, const void* x, uint64_t count,
 
 void Residual::SetErrors(uint64_t first, DataType type, const void* x,
                          std::span<const float> sent) {
-  StoreErrors(Correction(first, type, x, scale_), sent.data(), options_.keep,
-              pending_.data() + first * SizeOf(options_.storage), sent.size());
+  StoreErrors(Correction(first, type, x, scale_), sent.data(), options_.keep * scale_,
+              1 - options_.keep, pending_.data() + first * SizeOf(options_.storage), sent.size());
 }
 
 void Residual::SetErrors(uint64_t first, std::span<const float> errors) {
-  StoreErrors(Correction(first, DataType::kFloat32, errors.data(), 0), nullptr, options_.keep,
+  StoreErrors(Correction(first, DataType::kFloat32, errors.data(), 0), nullptr,
+              options_.keep * scale_, 1 - options_.keep,
               pending_.data() + first * SizeOf(options_.storage), errors.size());
 }
 

@@ -76,7 +76,8 @@ class TotalResidual {
 
 struct ResidualOptions {
   DataType storage = DataType::kFloat32;  // or kBfloat16, which rounds to nearest
-  float keep = 0;  // in [0, 1): new residual = keep * old + (1 - keep) * error of the call
+  // In [0, 1): new residual = keep * scale * old + (1 - keep) * error of the call.
+  float keep = 0;
 };
 
 // One call at a time uses a residual. SetScale, Export, Import, Reset and Rollback fail with
