@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with different backends, hooks and codecs, and compares the losses.
 
-usage: compare.py run [--out DIR] [--only NAME,...] [--seeds N] [--steps N] [--ranks N]
-       compare.py report [--out DIR] [--svg FILE]
+usage: compare.py run [--fsdp] [--out DIR] [--only NAME,...] [--seeds N] [--steps N] [--ranks N]
+       compare.py report [--fsdp] [--out DIR] [--svg FILE]
 
 run starts train.py under torchrun, one configuration and seed after the other, and leaves a file of
 JSON lines for each in --out. It skips files that are complete, so that an interrupted comparison
-goes on. report prints the table in Markdown and draws the losses. docs/training.md has both.
+goes on. --fsdp: configurations of FSDP2 in place of those of DDP. report prints the table in Markdown and draws the losses. docs/training.md has both.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 # Name in the files -> (name in the table, colour, dashes, options of train.py). The first is what the others are
 # compared with; the most important ones come first.
-CONFIGURATIONS = {
+DDP = {
     "gloo": ("gloo, fp32", "#000000", "", "--backend gloo --hook none"),
     "inccl": ("inccl, fp32", "#888888", "4 3", "--backend inccl --hook none"),
     "hbi6": ("`hbi:bits=6`", "#009e73", "", "--hook inccl --codec hbi:bits=6"),
@@ -33,6 +33,21 @@ CONFIGURATIONS = {
     "bf16": ("gloo, `bf16_compress_hook`", "#cc79a7", "", "--backend gloo --hook bf16"),
     "powersgd": ("gloo, PowerSGD of rank 4", "#d55e00", "", "--backend gloo --hook powersgd"),
 }
+LOCO = "--residual --keep 0.2 --reset-every 100"
+FSDP = {
+    "fsdp": ("fp32", "#000000", "", "--hook none --fsdp fp32"),
+    "fsdp4": ("`hbi:bits=4`", "#56b4e9", "", "--hook inccl --fsdp fp32 --codec hbi:bits=4"),
+    "fsdp4residual": ("`hbi:bits=4`, residual", "#0072b2", "", "--hook inccl --fsdp fp32 --codec hbi:bits=4 --residual"),
+    "fsdp4loco": ("`hbi:bits=4`, LoCo", "#009e73", "", f"--hook inccl --fsdp fp32 --codec hbi:bits=4 {LOCO}"),
+    "fsdp2": ("`hbi:bits=2`", "#cc79a7", "", "--hook inccl --fsdp fp32 --codec hbi:bits=2"),
+    "fsdp2loco": ("`hbi:bits=2`, LoCo", "#7f5fa8", "", f"--hook inccl --fsdp fp32 --codec hbi:bits=2 {LOCO}"),
+    "bf16": ("bf16", "#888888", "4 3", "--hook none --fsdp bf16"),
+    "bf16hbi4": ("bf16, `hbi:bits=4`", "#56b4e9", "4 3", "--hook inccl --fsdp bf16 --codec hbi:bits=4"),
+    "bf16residual": ("bf16, `hbi:bits=4`, residual", "#0072b2", "4 3",
+                     "--hook inccl --fsdp bf16 --codec hbi:bits=4 --residual"),
+    "bf16loco": ("bf16, `hbi:bits=4`, LoCo", "#009e73", "4 3", f"--hook inccl --fsdp bf16 --codec hbi:bits=4 {LOCO}"),
+}
+CONFIGURATIONS = DDP
 
 
 def read(file):
@@ -98,7 +113,7 @@ def print_table(found):
     if base not in found:
         sys.exit(f"no run of {base}, with which the others are compared")
     print("| gradients | bits per element | validation loss: mean | least to largest "
-          "| above gloo, fp32, same seed: mean | least to largest | seeds |\n|" + "---|" * 7)
+          "| above the first, same seed: mean | least to largest | seeds |\n|" + "---|" * 7)
     for name, runs in found.items():
         losses = [entries[-1]["validation"] for entries in runs.values()]
         bits = statistics.mean(entries[-1]["bits"] for entries in runs.values())
@@ -169,7 +184,7 @@ def plot(found, file):
     text = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 50 + 20 * rows}" '
             'font-family="sans-serif" font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n')
     text += panel(LEFT, "validation loss, nats per character", losses)
-    text += panel(LEFT + WIDTH + GAP, "percent above gloo, fp32", above)
+    text += panel(LEFT + WIDTH + GAP, f"percent above {CONFIGURATIONS[next(iter(CONFIGURATIONS))][0]}", above)
     for i, name in enumerate(found):
         label, colour, dashes, _ = CONFIGURATIONS[name]
         x, y = LEFT + i % columns * 215, TOP + HEIGHT + 56 + 20 * (i // columns)
@@ -194,7 +209,11 @@ def main():
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--svg")
+    parser.add_argument("--fsdp", action="store_true")
     args = parser.parse_args()
+    if args.fsdp:
+        global CONFIGURATIONS
+        CONFIGURATIONS = FSDP
     run(args) if args.what == "run" else report(args)
 
 

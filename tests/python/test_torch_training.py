@@ -39,10 +39,11 @@ def run_ranks(nranks, program, *options):
     return done.stdout
 
 
-def test_three_steps(tmp_path):
+@pytest.mark.parametrize("fsdp", [(), ("--fsdp", "fp32", "--keep", "0.2", "--reset-every", "2"), ("--fsdp", "bf16")])
+def test_three_steps(tmp_path, fsdp):
     log = tmp_path / "hbi8.7.jsonl"
     run_ranks(2, "train.py", "--hook", "inccl", "--codec", "hbi:bits=8", "--residual", "--seed", str(SEED), "--steps",
-              str(STEPS), "--every", "1", "--log-file", log)
+              str(STEPS), "--every", "1", "--log-file", log, *fsdp)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines[-1] == {"equal": True}
     entries = lines[1:-1]
@@ -50,8 +51,8 @@ def test_three_steps(tmp_path):
     torch.set_num_threads(1)
     expected = expected_losses()
     got = [entry["loss"] for entry in entries] + [entries[-1]["validation"]]
-    assert got[0] == pytest.approx(expected[0], rel=1e-5)  # of the same weights and rows
-    assert got[1:] == pytest.approx(expected[1:], rel=2e-3)
+    assert got[0] == pytest.approx(expected[0], rel=1e-3 if "bf16" in fsdp else 1e-5)  # of the same weights and rows
+    assert got[1:] == pytest.approx(expected[1:], rel=5e-3 if "bf16" in fsdp else 2e-3)
     # 1.7 % of the elements, biases and norms, are summed as they are; the codes of 8 bits have scales beside them.
     assert all(8 < entry["bits"] < 9 for entry in entries)
 
