@@ -37,7 +37,7 @@ ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device) {
     if (size == 0 || size > SIZE_MAX / 2) {
       return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
     }
-    inccl::Device* const devices = inccl::LookForDevice();
+    inccl::Device* const devices = inccl::LookForDevice(true);
     if (devices == nullptr) {
       return InvalidArgument(
           fmt::format("device: {}: there is none: {}", device, inccl::WhyNoDevice()));

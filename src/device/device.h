@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
@@ -80,9 +82,11 @@ struct DmaBuf {
 // All devices of this process. Any thread may call any function at any time.
 class Device {
  public:
-  static constexpr uint32_t kVersion = 5;  // of this interface
+  static constexpr uint32_t kVersion = 6;  // of this interface
 
   virtual ~Device() = default;
+  // What in this process's settings lets calls hang, for the log.
+  virtual std::vector<std::string> Warnings() = 0;
   virtual int Count() = 0;
   // The calling thread's current device.
   virtual int Current() = 0;
@@ -107,8 +111,8 @@ class Device {
   // Device memory.
   virtual Result<std::byte*> AllocateOn(int device, size_t bytes) = 0;
   virtual void FreeOn(int device, std::byte* memory) = 0;
-  // Waits until the device has finished all work of this process.
-  virtual void WaitFor(int device) = 0;
+  // Waits until the device has finished all work of this process. After an error some may be left.
+  virtual Status WaitFor(int device) = 0;
   // An allocation of a multiple of this size can be shared without exposing other memory.
   virtual size_t ShareGranularity() = 0;
   // The allocation that contains [memory, memory + bytes). Fails if it cannot be shared. The caller
@@ -134,8 +138,11 @@ class Device {
 
 // The type of "inccl_device", the only function that a device library exports. It returns the
 // process's Device, which is never destroyed, or nullptr with the reason in `why` if the interface
-// version differs or the driver does not work.
-using DeviceEntry = Device* (*)(uint32_t version, char* why, size_t why_bytes);
+// version differs or the driver does not work. A driver that the process has not started yet is
+// started with `start` only, since a process that has started it cannot fork; else `later` becomes
+// true: a further call may succeed.
+using DeviceEntry = Device* (*)(uint32_t version, bool start, bool* later, char* why,
+                                size_t why_bytes);
 inline constexpr const char* kDeviceEntry = "inccl_device";
 
 }  // namespace inccl

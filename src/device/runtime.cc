@@ -19,6 +19,7 @@ constexpr const char* kDriver = "libcuda.so.1";
 constexpr const char* kLibrary = "libinccl_cuda.so.0";
 
 std::atomic<Device*> current{nullptr};
+std::atomic<bool> unstarted{false};           // the driver has been loaded, but not started
 Mutex mutex;                                  // taken before the device's and the log's
 bool looked INCCL_GUARDED_BY(mutex) = false;  // and the answer stays
 std::string& Reason() INCCL_REQUIRES(mutex) {
@@ -40,38 +41,49 @@ void* OpenBeside(const char* name) {
   return dlopen(name, RTLD_NOW);
 }
 
-Result<Device*> Load() {
-  void* const library = OpenBeside(kLibrary);
+Result<Device*> Load(bool start, bool* later) {
+  static void* const library = OpenBeside(kLibrary);
   if (library == nullptr) return SystemError(fmt::format("{}: {}", kLibrary, dlerror()));
-  const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
+  static const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
   if (entry == nullptr) return SystemError(fmt::format("{}: no {}", kLibrary, kDeviceEntry));
   std::array<char, 512> why{};
-  Device* const device = entry(Device::kVersion, why.data(), why.size());
+  Device* const device = entry(Device::kVersion, start, later, why.data(), why.size());
   if (device == nullptr) return SystemError(fmt::format("{}: {}", kLibrary, why.data()));
   return device;
 }
 
 }  // namespace
 
-Device* CurrentDevice() { return current.load(std::memory_order_acquire); }
+Device* CurrentDevice() {
+  Device* const device = current.load(std::memory_order_acquire);
+  return device == nullptr && unstarted.load(std::memory_order_relaxed) ? LookForDevice() : device;
+}
 
-Device* LookForDevice() {
-  if (Device* const device = CurrentDevice(); device != nullptr) return device;
+Device* LookForDevice(bool start) {
+  if (Device* const device = current.load(std::memory_order_acquire); device != nullptr) {
+    return device;
+  }
   const MutexLock lock(&mutex);
-  if (looked) return CurrentDevice();
+  if (looked) return current.load(std::memory_order_acquire);
   void* const driver = dlopen(kDriver, RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) {
     Reason() = "this process has not loaded CUDA";
     return nullptr;
   }
   dlclose(driver);
-  looked = true;
-  Result<Device*> device = Load();
+  bool later = false;
+  Result<Device*> device = Load(start, &later);
+  unstarted.store(later, std::memory_order_relaxed);
+  looked = !later;
   if (device.ok()) {
+    for (const std::string& warning : (*device)->Warnings()) {
+      Log(LogLevel::kWarn, LogSubsystem::kInit, "CUDA: {}", warning);
+    }
     current.store(*device, std::memory_order_release);
     return *device;
   }
   Reason() = device.status().message();
+  if (later) return nullptr;
   Log(LogLevel::kWarn, LogSubsystem::kInit, "no device memory in calls: {}", Reason());
   return nullptr;
 }
@@ -84,6 +96,7 @@ std::string WhyNoDevice() {
 void SetDevice(Device* device) {
   const MutexLock lock(&mutex);
   looked = true;
+  unstarted.store(false, std::memory_order_relaxed);
   Reason() = "no device was set";
   current.store(device, std::memory_order_release);
 }

@@ -13,12 +13,14 @@
 
 namespace inccl {
 
-// The device that LookForDevice has found; nullptr if none. One load.
+// The device that LookForDevice has found, or finds now because the process has started a driver
+// since; nullptr if none. Two loads where the process has loaded none.
 Device* CurrentDevice();
 
 // Loads libinccl_cuda.so (from this library's directory or the loader's search path) once the
-// process has loaded a driver. Any thread. Returns CurrentDevice().
-Device* LookForDevice();
+// process has started a driver, or with `start` once it has loaded one. Any thread. Returns
+// CurrentDevice().
+Device* LookForDevice(bool start = false);
 
 // Why LookForDevice has found none, e.g. "this process has not loaded CUDA".
 std::string WhyNoDevice();

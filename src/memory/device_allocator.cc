@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/log.h"
 #include "memory/host_allocator.h"
 
 namespace inccl {
@@ -105,7 +106,13 @@ bool DeviceAllocator::Free(void* data) {
     piece.device->FreeOn(piece.number, static_cast<std::byte*>(data));
     return true;
   }
-  piece.device->WaitFor(piece.number);
+  // Work that was not waited for may still use the memory: then nobody gets it any more.
+  const Status idle = piece.device->WaitFor(piece.number);
+  if (!idle.ok()) {
+    Log(LogLevel::kWarn, LogSubsystem::kInit, "{} bytes of device {} are lost: {}", piece.bytes,
+        piece.number, idle.message());
+    return true;
+  }
   const MutexLock lock(&mutex_);
   kept_.insert(std::move(taken));
   return true;

@@ -20,6 +20,7 @@
 #include "device/device.h"
 #include "device/runtime.h"
 #include "inccl/ccl.h"
+#include "memory/device_allocator.h"
 #include "world/error_format.h"
 
 namespace inccl::test {
@@ -49,7 +50,8 @@ Device* CudaDevice() {
     if (library == nullptr) return nullptr;
     std::array<char, 256> why{};
     const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
-    Device* const made = entry(Device::kVersion, why.data(), why.size());
+    bool later = false;
+    Device* const made = entry(Device::kVersion, true, &later, why.data(), why.size());
     EXPECT_NE(made, nullptr) << why.data();
     return made;
   }();
@@ -188,6 +190,47 @@ TEST_F(CudaDriverTest, WhatIsMappedForReadingIsReached) {
   close(file);
 }
 
+// The application has registered the first half only.
+TEST_F(CudaDriverTest, WhatIsRegisteredInPartIsRefused) {
+  constexpr size_t kPage = 4096;
+  void* const memory =
+      mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_EQ(DRIVER(cuMemHostRegister)(memory, kPage, 0), CUDA_SUCCESS);
+  EXPECT_TRUE(device_->Register(memory, kPage).ok());
+  device_->Unregister(memory);
+  const Status status = device_->Register(memory, 2 * kPage);
+  EXPECT_EQ(status.code(), Code::kUnhandledCudaError);
+  EXPECT_TRUE(Matches(status.message(), "8192 bytes: cuMemHostRegister")) << status.message();
+  EXPECT_EQ(DRIVER(cuMemHostUnregister)(memory), CUDA_SUCCESS);
+  munmap(memory, 2 * kPage);
+}
+
+// A capture keeps CUDA from waiting for a device, so work may still use what is freed meanwhile.
+TEST_F(CudaDriverTest, MemoryThatWasNotWaitedForIsNotGivenOutAgain) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  const auto allocate = [&] {
+    void* memory = nullptr;
+    EXPECT_EQ(ccl_mem_alloc_device(&memory, kBytes, 1), CCL_SUCCESS);
+    EXPECT_NE(DeviceAllocator::Instance().Find(memory, kBytes).id, 0u) << "it was not shared";
+    return memory;
+  };
+  void* const idle = allocate();
+  EXPECT_EQ(ccl_mem_free(idle), CCL_SUCCESS);
+  void* const busy = allocate();
+  EXPECT_EQ(busy, idle) << "nothing uses it";
+  CUgraph graph = nullptr;
+  CUcontext context = nullptr;
+  EXPECT_EQ(DRIVER(cuCtxPushCurrent)(own_), CUDA_SUCCESS);
+  ASSERT_EQ(DRIVER(cuStreamBeginCapture)(streams_[2], CU_STREAM_CAPTURE_MODE_RELAXED),
+            CUDA_SUCCESS);
+  EXPECT_EQ(ccl_mem_free(busy), CCL_SUCCESS);
+  EXPECT_EQ(DRIVER(cuStreamEndCapture)(streams_[2], &graph), CUDA_SUCCESS);
+  EXPECT_EQ(DRIVER(cuCtxPopCurrent)(&context), CUDA_SUCCESS);
+  void* const other = allocate();
+  EXPECT_NE(other, busy);
+  EXPECT_EQ(ccl_mem_free(other), CCL_SUCCESS);
+}
+
 // Nothing tells a call's turn then.
 TEST_F(CudaDriverTest, AStreamThatCannotWaitTakesNoMore) {
   Result<std::unique_ptr<DeviceOrder>> order = device_->OrderOf(streams_[2]);
@@ -220,7 +263,7 @@ TEST_F(CudaDriverTest, DevicesAreKnown) {
 TEST_F(CudaDriverTest, WhatIsNoStreamIsRefused) {
   int nothing = 0;
   EXPECT_EQ(AllReduce(0, reinterpret_cast<CUstream>(&nothing)), CCL_INVALID_ARGUMENT);
-  EXPECT_TRUE(Matches(ccl_get_last_error(comms_[0]), "rank 0/3: stream: .*cuStreamGetId"))
+  EXPECT_TRUE(Matches(ccl_get_last_error(comms_[0]), "rank 0/3: stream: .*cuStreamGetCtx"))
       << ccl_get_last_error(comms_[0]);
 }
 

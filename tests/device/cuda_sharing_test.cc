@@ -104,6 +104,31 @@ TEST_F(CudaSharingTest, WholeAllocationsAreShared) {
                 "cannot be shared: it is not of cudaMalloc");
 }
 
+// But for one that wants the same.
+TEST_F(CudaSharingTest, NobodyWaitsForAnothersOpening) {
+  Answer shared[2];
+  for (Answer& one : shared) {
+    one = peer_->Do({.what = Order::What::kShare, .device = 1, .bytes = 4096});
+    ASSERT_EQ(one.code, Code::kOk) << one.message;
+  }
+  std::byte *first = nullptr, *same = nullptr, *other = nullptr;
+  std::thread again;
+  WhileHeld(
+      "cuIpcOpenMemHandle", [&] { first = *device_->Open(1, shared[0].share.handle); },
+      [&] {
+        again = std::thread([&] { same = *device_->Open(1, shared[0].share.handle); });
+        other = *device_->Open(1, shared[1].share.handle);
+      });
+  again.join();
+  EXPECT_EQ(same, first) << "opened once, for both";
+  EXPECT_NE(other, first);
+  for (std::byte* memory : {first, same, other}) device_->Close(1, memory);
+  EXPECT_EQ(Fake("fake_cuda_opened"), 0);
+  for (const Answer& one : shared) {
+    peer_->Do({.what = Order::What::kFree, .device = 1, .memory = one.share.data});
+  }
+}
+
 // Whole pages, which begin where the file begins.
 TEST_F(CudaSharingTest, OtherDevicesReadMemoryByDmaBufs) {
   std::byte* const memory = Allocate(1, 10'000);

@@ -12,10 +12,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "build_paths.h"
@@ -55,9 +57,28 @@ inline Device* CudaDevice() {
     if (library == nullptr) return nullptr;
     std::array<char, 256> why{};
     const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
-    return entry(Device::kVersion, why.data(), why.size());
+    bool later = false;
+    return entry(Device::kVersion, true, &later, why.data(), why.size());
   }();
   return device;
+}
+
+// Runs `held` in a thread, whose next call of this function of the driver waits while `runs` runs.
+template <typename Held, typename Runs>
+void WhileHeld(const char* call, const Held& held, const Runs& runs) {
+  Fake("fake_cuda_hold", call);
+  std::thread first(held);
+  while (Fake("fake_cuda_holds") == 0) std::this_thread::yield();
+  std::atomic<bool> ran{false};
+  std::thread second([&] {
+    runs();
+    ran = true;
+  });
+  for (int i = 0; i < 2000 && !ran; ++i) usleep(1000);
+  EXPECT_TRUE(ran) << "it waits for a thread that is in " << call;
+  EXPECT_EQ(Fake("fake_cuda_hold", static_cast<const char*>(nullptr)), 1);
+  first.join();
+  second.join();
 }
 
 // What the other process is to do, and what came of it.

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "base/fd.h"
@@ -28,6 +29,7 @@ class FakeDevice : public Device {
   explicit FakeDevice(size_t memory_bytes);
   ~FakeDevice() override;
 
+  std::vector<std::string> Warnings() override { return {}; }
   // Memory of a device, freed with it; and the place where the test reaches it.
   std::byte* Allocate(size_t bytes, int device = 0);
   std::byte* Reach(const void* memory) const;
@@ -82,7 +84,7 @@ class FakeDevice : public Device {
   Result<std::byte*> AllocateOn(int device, size_t bytes) override;
   // Ends the program where it is open.
   void FreeOn(int device, std::byte* memory) override;
-  void WaitFor(int device) override;
+  Status WaitFor(int device) override;
   size_t ShareGranularity() override { return 256; }
   // Of Allocate or AllocateOn; for this process alone.
   Result<DeviceShare> Share(const void* memory, size_t bytes) override;

@@ -87,9 +87,10 @@ std::map<const std::byte*, FakeDevice::Allocation>::iterator FakeDevice::Holding
   return offset < size && bytes <= size - offset ? found : allocations_.end();
 }
 
-void FakeDevice::WaitFor(int device) {
+Status FakeDevice::WaitFor(int device) {
   if (device < 0 || device >= kDevices) std::abort();
   ++waits;
+  return Status::Ok();
 }
 
 Result<DeviceShare> FakeDevice::Share(const void* memory, size_t bytes) {

@@ -8,8 +8,11 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -195,9 +198,12 @@ class Order final : public DeviceOrder {
 
 class CudaDevice final : public Device {
  public:
-  static Result<std::unique_ptr<CudaDevice>> Create() {
+  static Result<std::unique_ptr<CudaDevice>> Create(bool start, bool* later) {
     Result<Driver> driver = Driver::Load();
     if (!driver.ok()) return driver.status();
+    CUcontext context = nullptr;
+    *later = !start && driver->context(&context) == CUDA_ERROR_NOT_INITIALIZED;
+    if (*later) return SystemError("this process has not started CUDA");
     std::unique_ptr<CudaDevice> device(new CudaDevice(*driver));
     Status status = driver->Check(driver->init(0), "cuInit");
     if (status.ok()) {
@@ -213,6 +219,23 @@ class CudaDevice final : public Device {
     return device;
   }
 
+  std::vector<std::string> Warnings() override {
+    std::vector<std::string> found;
+    CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+    if (driver_.loading_mode != nullptr && driver_.loading_mode(&mode) == CUDA_SUCCESS &&
+        mode == CU_MODULE_LAZY_LOADING) {
+      found.emplace_back(
+          "kernels are loaded lazily: the first launch of one while a call waits on a stream can "
+          "hang; CUDA_MODULE_LOADING=EAGER, set before CUDA starts, prevents that");
+    }
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): read once, when a device is first looked for
+    const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (connections != nullptr && std::strcmp(connections, "1") == 0) {
+      found.emplace_back(
+          "CUDA_DEVICE_MAX_CONNECTIONS=1 lets streams wait for each other: calls can hang; use 32");
+    }
+    return found;
+  }
   int Count() override { return count_; }
 
   int Current() override {
@@ -246,7 +269,7 @@ class CudaDevice final : public Device {
   }
 
   Result<uint64_t> IdOf(void* stream) override {
-    Result<CUcontext> context = ContextOfCaller();
+    Result<CUcontext> context = ContextOf(static_cast<CUstream>(stream));
     if (!context.ok()) return context.status();
     const Within within(driver_, *context);
     if (!within.status().ok()) return within.status();
@@ -260,21 +283,16 @@ class CudaDevice final : public Device {
   }
 
   Result<std::unique_ptr<DeviceOrder>> OrderOf(void* stream) override {
-    Result<CUcontext> context = ContextOfCaller();
-    if (!context.ok()) return context.status();
-    const Within within(driver_, *context);
-    if (!within.status().ok()) return within.status();
     const auto handle = static_cast<CUstream>(stream);
-    CUcontext own = *context;
-    if (stream != nullptr) {
-      Status status = driver_.Check(driver_.stream_context(handle, &own), "cuStreamGetCtx");
-      if (!status.ok()) return status;
-    }
+    Result<CUcontext> own = ContextOf(handle);
+    if (!own.ok()) return own.status();
+    const Within within(driver_, *own);
+    if (!within.status().ok()) return within.status();
     // Check before any call that would invalidate a capture.
     if (Status status = CheckCapture(driver_, handle); !status.ok()) return status;
     Result<Order::Words*> words = NewWords();
     if (!words.ok()) return words.status();
-    return std::unique_ptr<DeviceOrder>(std::make_unique<Order>(driver_, own, handle, *words));
+    return std::unique_ptr<DeviceOrder>(std::make_unique<Order>(driver_, *own, handle, *words));
   }
 
   Result<std::byte*> AllocateHost(size_t bytes) override {
@@ -343,11 +361,12 @@ class CudaDevice final : public Device {
     if (within.status().ok()) driver_.free(Address(memory));
   }
 
-  void WaitFor(int number) override {
+  Status WaitFor(int number) override {
     Result<Place> place = PlaceOf(number);
-    if (!place.ok()) return;
+    if (!place.ok()) return place.status();
     const Within within(driver_, place->context);
-    if (within.status().ok()) driver_.context_synchronize();
+    if (!within.status().ok()) return within.status();
+    return driver_.Check(driver_.context_synchronize(), "cuCtxSynchronize");
   }
 
   // CUDA packs smaller allocations into blocks of this size, and CUDA IPC maps whole blocks.
@@ -413,9 +432,13 @@ class CudaDevice final : public Device {
     if (number < 0 || number >= count_) {
       return InternalError(fmt::format("device {} is not in [0, {})", number, count_));
     }
-    const MutexLock lock(&mutex_);
-    Place& place = places_[static_cast<size_t>(number)];
-    if (place.stream != nullptr) return place;
+    const auto known = [&] {
+      const MutexLock lock(&mutex_);
+      return places_[static_cast<size_t>(number)];
+    }();
+    if (known.stream != nullptr) return known;
+    // Without the mutex: a new stream may wait for kernels, and other threads' calls with them.
+    Place place;
     CUdevice device = 0;
     Status status = driver_.Check(driver_.device_get(&device, number), "cuDeviceGet");
     if (status.ok()) {
@@ -429,7 +452,15 @@ class CudaDevice final : public Device {
     status = driver_.Check(driver_.stream_create(&place.stream, CU_STREAM_NON_BLOCKING, kHighest),
                            "cuStreamCreateWithPriority");
     if (!status.ok()) return status;
-    return place;
+    Place used;
+    {
+      const MutexLock lock(&mutex_);
+      Place& first = places_[static_cast<size_t>(number)];
+      if (first.stream == nullptr) first = place;
+      used = first;
+    }
+    if (used.stream != place.stream) driver_.stream_destroy(place.stream);  // another was earlier
+    return used;
   }
 
   // Allocates many at a time: when a new stream appears, earlier streams may wait for the call that
@@ -437,9 +468,13 @@ class CudaDevice final : public Device {
   Result<Order::Words*> NewWords() {
     constexpr size_t kAtOnce = 512;
     const MutexLock lock(&words_mutex_);
-    if (words_left_ == 0) {
-      Result<std::byte*> memory = AllocateHost(kAtOnce * sizeof(Order::Words));
+    while (words_left_ == 0) {
+      Result<std::byte*> memory = [&] {
+        const MutexUnlock unlocked(&words_mutex_);
+        return AllocateHost(kAtOnce * sizeof(Order::Words));
+      }();
       if (!memory.ok()) return memory.status();
+      // Those of another thread that has allocated meanwhile stay unused.
       words_ = *memory;
       words_left_ = kAtOnce;
     }
@@ -459,6 +494,18 @@ class CudaDevice final : public Device {
       }
     }
     return ContextOfCaller();
+  }
+
+  // That of a stream: the caller may have none. The legacy stream is one of the caller's context.
+  Result<CUcontext> ContextOf(CUstream stream) {
+    if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+      return ContextOfCaller();
+    }
+    CUcontext context = nullptr;
+    const CUresult result = driver_.stream_context(stream, &context);
+    if (result == CUDA_SUCCESS) return context;
+    return InvalidArgument(fmt::format("stream: {}: {}", static_cast<void*>(stream),
+                                       driver_.Check(result, "cuStreamGetCtx").message()));
   }
 
   // The caller's context, or that of device 0 if the thread has none.
@@ -486,9 +533,9 @@ class CudaDevice final : public Device {
 }  // namespace
 }  // namespace inccl::cuda
 
-extern "C" __attribute__((visibility("default"))) inccl::Device* inccl_device(uint32_t version,
-                                                                              char* why,
-                                                                              size_t why_bytes) {
+extern "C" __attribute__((visibility("default"))) inccl::Device* inccl_device(
+    uint32_t version, bool start, bool* later, char* why, size_t why_bytes) {
+  *later = false;
   if (version != inccl::Device::kVersion) {
     std::snprintf(why, why_bytes, "is of another version (%u, not %u)", inccl::Device::kVersion,
                   version);
@@ -498,7 +545,8 @@ extern "C" __attribute__((visibility("default"))) inccl::Device* inccl_device(ui
   static inccl::Device* device INCCL_GUARDED_BY(mutex) = nullptr;  // as long as the process
   const inccl::MutexLock lock(&mutex);
   if (device != nullptr) return device;
-  inccl::Result<std::unique_ptr<inccl::cuda::CudaDevice>> made = inccl::cuda::CudaDevice::Create();
+  inccl::Result<std::unique_ptr<inccl::cuda::CudaDevice>> made =
+      inccl::cuda::CudaDevice::Create(start, later);
   if (!made.ok()) {
     std::snprintf(why, why_bytes, "%s", made.status().message().c_str());
     return nullptr;

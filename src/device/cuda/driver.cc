@@ -82,6 +82,7 @@ Result<Driver> Driver::Load() {
   symbols.FindOptional(INCCL_SYMBOL(cuIpcOpenMemHandle), &driver.ipc_open);
   symbols.FindOptional(INCCL_SYMBOL(cuIpcCloseMemHandle), &driver.ipc_close);
   symbols.FindOptional(INCCL_SYMBOL(cuMemGetHandleForAddressRange), &driver.range_handle);
+  symbols.FindOptional(INCCL_SYMBOL(cuModuleGetLoadingMode), &driver.loading_mode);
   if (symbols.missing() != nullptr) {
     return SystemError(
         fmt::format("libcuda.so.1 has no {}: older than CUDA 12", symbols.missing()));
@@ -150,7 +151,10 @@ Status HostRanges::Register(void* memory, size_t bytes) {
     return Status::Ok();
   }
   const CUresult result = Tell(memory, bytes);
-  if (!Taken(result)) {
+  // The application may have registered a part of it only.
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const bool all = result == CUDA_SUCCESS || (Ask(begin) != 0 && Ask(begin + bytes - 1) != 0);
+  if (!Taken(result) || !all) {
     ranges_.erase(reinterpret_cast<uintptr_t>(memory));
     const Status status = driver_.Check(result, "cuMemHostRegister");
     return Status(status.code(), fmt::format("{} bytes: {}", bytes, status.message()));
@@ -170,26 +174,28 @@ void HostRanges::Unregister(void* memory) {
   ranges_.erase(found);
 }
 
+// 0: the current context's device does not reach it.
+CUdeviceptr HostRanges::Ask(uintptr_t address) const {
+  CUdeviceptr found = 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a host address
+  void* const memory = reinterpret_cast<void*>(address);
+  return driver_.host_pointer(&found, memory, 0) == CUDA_SUCCESS ? found : 0;
+}
+
 void* HostRanges::AddressOf(int device, const void* host) {
   const MutexLock lock(&mutex_);
   const auto address = reinterpret_cast<uintptr_t>(host);
-  const auto ask = [&](uintptr_t at) {
-    CUdeviceptr found = 0;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): a host address
-    void* const memory = reinterpret_cast<void*>(at);
-    return driver_.host_pointer(&found, memory, 0) == CUDA_SUCCESS ? found : 0;
-  };
   const auto after = ranges_.upper_bound(address);
   if (after != ranges_.begin()) {
     const auto& [begin, range] = *std::prev(after);
     if (range.own && address - begin < range.bytes) {
       CUdeviceptr& known = ranges_[begin].addresses[static_cast<size_t>(device)];
-      if (known == 0) known = ask(begin);
+      if (known == 0) known = Ask(begin);
       // NOLINTNEXTLINE(performance-no-int-to-ptr): CUDA's type
       return known == 0 ? nullptr : reinterpret_cast<void*>(known + (address - begin));
     }
   }
-  return reinterpret_cast<void*>(ask(address));  // NOLINT(performance-no-int-to-ptr): CUDA's type
+  return reinterpret_cast<void*>(Ask(address));  // NOLINT(performance-no-int-to-ptr): CUDA's type
 }
 
 }  // namespace inccl::cuda

@@ -57,6 +57,7 @@ struct Driver {
   decltype(&cuIpcCloseMemHandle) ipc_close;
   // For RDMA devices; nullptr if this driver lacks it.
   decltype(&cuMemGetHandleForAddressRange) range_handle;
+  decltype(&cuModuleGetLoadingMode) loading_mode;  // or nullptr
 
   // The driver of this process. Fails if there is none or if it lacks a function.
   static Result<Driver> Load();
@@ -114,6 +115,7 @@ class HostRanges {
   };
 
   CUresult Tell(void* memory, size_t bytes) const;
+  CUdeviceptr Ask(uintptr_t address) const;
 
   const Driver& driver_;
   size_t devices_ = 0;

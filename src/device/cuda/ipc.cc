@@ -182,28 +182,43 @@ Result<std::byte*> Ipc::OpenOwn(int device, uint32_t number) {
 }
 
 // Some drivers refuse to open a handle twice, others count, so this opens each allocation only
-// once.
+// once. Opening may wait for work of the device, so only those who want the same memory wait for
+// it.
 Result<std::byte*> Ipc::OpenForeign(int device, const Ticket& ticket) {
   const MutexLock lock(&mutex_);
   const Key key{device, ticket.process, ticket.number};
-  const auto known = opened_.find(key);
-  if (known != opened_.end()) {
-    ++known->second.users;
-    return Pointer(known->second.data);
+  while (true) {
+    const auto known = opened_.find(key);
+    if (known == opened_.end()) break;
+    if (known->second.users > 0) {
+      ++known->second.users;
+      return Pointer(known->second.data);
+    }
+    changed_.Wait(&mutex_);
   }
+  opened_[key];  // without users: it is being opened
+  Result<CUdeviceptr> data = [&] {
+    const MutexUnlock unlocked(&mutex_);
+    return OpenTicket(device, ticket);
+  }();
+  changed_.NotifyAll();
+  if (!data.ok()) {
+    opened_.erase(key);
+    return data.status();
+  }
+  opened_[key] = {*data, 1};
+  return Pointer(*data);
+}
+
+Result<CUdeviceptr> Ipc::OpenTicket(int device, const Ticket& ticket) const {
   const Result<int> owner = DeviceWith(ticket.device);
   if (!owner.ok()) return owner.status();
   if (Status status = CheckReach(device, *owner); !status.ok()) return status;
-  Opened& opened = opened_[key];
-  const Status status =
-      Check(driver_.ipc_open(&opened.data, ticket.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-            "cuIpcOpenMemHandle");
-  if (!status.ok()) {
-    opened_.erase(key);
-    return status;
-  }
-  opened.users = 1;
-  return Pointer(opened.data);
+  CUdeviceptr data = 0;
+  Status status = Check(driver_.ipc_open(&data, ticket.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+                        "cuIpcOpenMemHandle");
+  if (!status.ok()) return status;
+  return data;
 }
 
 // Releases the mutex before it calls the driver: the driver may wait for work on the device, which

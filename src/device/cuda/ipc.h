@@ -45,7 +45,7 @@ class Ipc {
   // An allocation of another process, open on a device of this one.
   struct Opened {
     CUdeviceptr data = 0;
-    uint64_t users = 0;
+    uint64_t users = 0;  // 0: a thread opens it
   };
   using Key = std::tuple<int, uint64_t, uint32_t>;  // device here, process, number in that process
 
@@ -58,6 +58,7 @@ class Ipc {
   uint32_t NumberOf(const Shared& shared);
   Result<std::byte*> OpenOwn(int device, uint32_t number);
   Result<std::byte*> OpenForeign(int device, const Ticket& ticket);
+  Result<CUdeviceptr> OpenTicket(int device, const Ticket& ticket) const;
 
   const Driver& driver_;
   const ContextOf context_of_;
@@ -65,6 +66,7 @@ class Ipc {
   uint64_t process_ = 0;  // random number of this process, unique on the host; 0: none
   int devices_ = 0;
   Mutex mutex_;
+  CondVar changed_;                                                // of opened_
   std::vector<Shared> shared_ INCCL_GUARDED_BY(mutex_);            // by number - 1
   std::map<uint64_t, uint32_t> numbers_ INCCL_GUARDED_BY(mutex_);  // by buffer
   std::map<Key, Opened> opened_ INCCL_GUARDED_BY(mutex_);

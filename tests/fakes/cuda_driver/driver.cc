@@ -33,6 +33,7 @@ bool IsWritable(uintptr_t address) {
 
 FAKE cuInit(unsigned flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  Fake().started = true;
   return Fake().count == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
 }
 
@@ -58,6 +59,7 @@ FAKE cuDeviceGetName(char* name, int bytes, CUdevice device) {
 
 FAKE cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   *context = &Fake().primary[device];
+  ++Fake().retained[device];
   return CUDA_SUCCESS;
 }
 
@@ -68,6 +70,7 @@ FAKE cuCtxSetCurrent(CUcontext context) {
 }
 
 FAKE cuCtxGetCurrent(CUcontext* context) {
+  if (!Fake().started) return CUDA_ERROR_NOT_INITIALIZED;
   *context = Current();
   return CUDA_SUCCESS;
 }
@@ -109,6 +112,13 @@ FAKE cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdevicep
   } else {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  return CUDA_SUCCESS;
+}
+
+FAKE cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+  const char* const given = std::getenv("CUDA_MODULE_LOADING");
+  const bool eager = given != nullptr && std::strcmp(given, "EAGER") == 0;
+  *mode = eager ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
   return CUDA_SUCCESS;
 }
 
@@ -165,6 +175,7 @@ FAKE cuMemFree(CUdeviceptr memory) {
 FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  HoldIfAsked("cuMemHostAlloc");
   WaitForContext();
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -144,6 +144,7 @@ FAKE cuIpcOpenMemHandle(CUdeviceptr* memory, CUipcMemHandle handle, unsigned fla
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
   if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+  HoldIfAsked("cuIpcOpenMemHandle");
   Ticket ticket;
   std::memcpy(&ticket, handle.reserved, sizeof ticket);
   if (ticket.magic != kMagic) return CUDA_ERROR_INVALID_HANDLE;

@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -199,6 +200,10 @@ struct Machine {
   std::atomic<bool> allocations_wait{strict};
   std::atomic<int> waited_in_vain{0};
   std::atomic<int> failing_waits{0};
+  std::atomic<bool> started{false};
+  std::atomic<int> retained[kMostDevices] = {};
+  std::atomic<const char*> to_hold{nullptr};  // the next call of this name waits
+  std::atomic<bool> holding{false};           // one waits
   std::atomic<bool> shareable{true}, peers_reach{true}, opened_may_be_freed{false};
   std::atomic<int> opened_were_freed{0};
 };
@@ -242,6 +247,14 @@ inline bool IsIdle(CUcontext context) {
          });
 }
 
+inline bool IsCapturing(CUcontext context) {
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  return std::any_of(m.streams.begin(), m.streams.end(), [context](CUstream stream) {
+    return stream->context == context && stream->capturing;
+  });
+}
+
 // Allocating, registering and freeing may wait for all that the context's streams have, as the
 // worst of drivers does; not for ever here, but that is counted, or ends the program.
 inline void WaitForContext() {
@@ -257,6 +270,16 @@ inline void WaitForContext() {
     }
     usleep(100);
   }
+}
+
+// Of a test's fake_cuda_hold.
+inline void HoldIfAsked(const char* call) {
+  Machine& m = Fake();
+  const char* asked = m.to_hold;
+  if (asked == nullptr || std::strcmp(asked, call) != 0) return;
+  if (!m.to_hold.compare_exchange_strong(asked, nullptr)) return;
+  m.holding = true;
+  while (m.holding) usleep(100);
 }
 
 // Something that a captured stream does not take, in this file.

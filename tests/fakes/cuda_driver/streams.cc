@@ -13,6 +13,7 @@ using namespace inccl::test;
 FAKE cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int /*priority*/) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  HoldIfAsked("cuStreamCreateWithPriority");
   Machine& m = Fake();
   const std::lock_guard lock(m.mutex);
   *stream = new CUstream_st(Current(), m.next_id++);
@@ -47,6 +48,7 @@ FAKE cuCtxSynchronize() {
   const CUcontext context = Current();
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  if (IsCapturing(context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   while (!IsIdle(context)) usleep(100);
   return CUDA_SUCCESS;
 }
@@ -59,7 +61,14 @@ FAKE cuStreamGetId(CUstream handle, unsigned long long* id) {
   return result;
 }
 
+// Of a stream that was made, any thread may ask.
 FAKE cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  if (handle != nullptr) {
+    const std::lock_guard lock(Fake().mutex);
+    if (Fake().streams.count(handle) == 0) return CUDA_ERROR_INVALID_HANDLE;
+    *context = handle->context;
+    return CUDA_SUCCESS;
+  }
   CUstream stream = nullptr;
   const CUresult result = Find(handle, &stream);
   if (result == CUDA_SUCCESS) *context = stream->context;
@@ -99,6 +108,23 @@ FAKE cuStreamWaitValue32(CUstream handle, CUdeviceptr address, cuuint32_t value,
 extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait(int wait) {
   Fake().allocations_wait = wait != 0;
   return Fake().waited_in_vain;
+}
+
+// Whether cuInit has been called; how often a device's primary context was asked for.
+extern "C" __attribute__((visibility("default"))) int fake_cuda_started() {
+  return Fake().started ? 1 : 0;
+}
+extern "C" __attribute__((visibility("default"))) int fake_cuda_retained(int device) {
+  return Fake().retained[device];
+}
+
+// The next call of this name waits until nullptr is given. Returns whether one waited so far.
+extern "C" __attribute__((visibility("default"))) int fake_cuda_hold(const char* call) {
+  Fake().to_hold = call;
+  return call == nullptr && Fake().holding.exchange(false) ? 1 : 0;
+}
+extern "C" __attribute__((visibility("default"))) int fake_cuda_holds() {
+  return Fake().holding ? 1 : 0;
 }
 
 // The next waits of streams for a value are refused.
