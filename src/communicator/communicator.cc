@@ -38,6 +38,12 @@ bool HelpersSpin(const std::vector<pid_t>& pids, int threads) {
   return EnoughCores(all);
 }
 
+bool OnDevice(const Batch& batch) {
+  const auto on_device = [](const Call& call) { return call.on_device; };
+  return std::any_of(batch.calls.begin(), batch.calls.end(), on_device) ||
+         std::any_of(batch.send_recv.begin(), batch.send_recv.end(), on_device);
+}
+
 std::shared_ptr<const std::string> NextLabel(int rank, int nranks) {
   static std::atomic<uint64_t> count{0};
   return std::make_shared<const std::string>(
@@ -85,8 +91,15 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                       .liveness = &liveness_,
                       .sticky_error = &sticky_error_,
                       .completed = &completed_}),
-      worker_([this](const Batch& batch) { return RunBatch(batch); },
-              [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }) {}
+      worker_(
+          [this](const Batch& batch) {
+            const DriverWatch::Use use(&driver_watch_, OnDevice(batch) ? CurrentDevice() : nullptr);
+            return RunBatch(batch);
+          },
+          [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }),
+      // Before peers, who wait as long, name this rank without the cause.
+      driver_watch_([this] { return liveness_.op_timeout() / 4 * 3; },
+                    [this](Time stuck) { OnStuckInDriver(stuck); }) {}
 
 Communicator::~Communicator() {
   FAULT_RANK(ends_.rank);
@@ -154,6 +167,19 @@ bool Communicator::GivesUp(const StreamOrder& turn, Time stalled) {
     }));
   }
   return sticky_error_.failed();
+}
+
+void Communicator::OnStuckInDriver(Time stuck) {
+  liveness_.Fail(CatchOutOfMemory([&] {
+    return Status(
+        Code::kUnhandledCudaError,
+        fmt::format("a call of CUDA's driver has not returned for {} ms: it may wait for a stream "
+                    "that waits for this rank, as with the first launch of a kernel or cudaFree "
+                    "(docs/cuda.md, \"What can hang\"); the streams go on, and the call's buffers "
+                    "may still change",
+                    stuck / kMillisecond));
+  }));
+  worker_.Release(sticky_error_.error());
 }
 
 void Communicator::Revoke() {

@@ -26,6 +26,7 @@
 #include "communicator/collective_runner.h"
 #include "communicator/comm_options.h"
 #include "communicator/device_engines.h"
+#include "communicator/driver_watch.h"
 #include "communicator/registrations.h"
 #include "communicator/staging.h"
 #include "communicator/status_report.h"
@@ -206,7 +207,10 @@ class Communicator {
   std::atomic<uint64_t> completed_{0};
   StatusReport status_report_;
   bool parting_ = false;
-  Worker worker_;  // the last member, so it is destroyed first
+  void OnStuckInDriver(Time stuck);
+
+  Worker worker_;  // destroyed first but for the watch, which uses it
+  DriverWatch driver_watch_;
 };
 
 }  // namespace inccl

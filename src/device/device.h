@@ -6,6 +6,7 @@
 #define INCCL_DEVICE_DEVICE_H_
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -87,6 +88,9 @@ class Device {
   virtual ~Device() = default;
   // What in this process's settings lets calls hang, for the log.
   virtual std::vector<std::string> Warnings() = 0;
+  // Adds one to `calls` when a call of the driver by this thread begins, and one when it ends, so
+  // that an odd number says that the thread is in one; nullptr: no more.
+  virtual void CountCalls(std::atomic<uint64_t>* calls) = 0;
   virtual int Count() = 0;
   // The calling thread's current device.
   virtual int Current() = 0;

@@ -53,7 +53,7 @@ class StreamOrder {
       : stream_(std::move(stream)), open_(batches) {}
   // Completes the position if some batch could not be submitted for lack of memory.
   ~StreamOrder() {
-    if (enqueued_ && open_ > 0)
+    if (enqueued_ && open_ > 0 && !released_)
       stream_->Complete(position_, status_.ok() ? OutOfMemory() : status_);
   }
   StreamOrder(const StreamOrder&) = delete;
@@ -77,7 +77,14 @@ class StreamOrder {
   void Complete(const Status& status) {
     const MutexLock lock(&mutex_);
     if (status_.ok()) status_ = status;
-    if (--open_ == 0) stream_->Complete(position_, status_);
+    if (--open_ == 0 && !released_) stream_->Complete(position_, status_);
+  }
+  // Completes the position now, though batches may still run.
+  void Release(const Status& status) {
+    const MutexLock lock(&mutex_);
+    if (status_.ok()) status_ = status;
+    if (std::exchange(released_, true) || open_ == 0 || !enqueued_) return;
+    stream_->Complete(position_, status_);
   }
 
  private:
@@ -86,6 +93,7 @@ class StreamOrder {
   bool enqueued_ = false;
   Mutex mutex_;  // taken before the stream's
   int open_ INCCL_GUARDED_BY(mutex_);
+  bool released_ INCCL_GUARDED_BY(mutex_) = false;
   Status status_ INCCL_GUARDED_BY(mutex_);
 };
 

@@ -33,9 +33,21 @@ Status Worker::Enqueue(Batch&& batch) {
     return Status::Ok();
   });
   if (!status.ok()) return status;
+  if (!released_.ok()) ReleaseOrders(queue_.back(), released_);
   open_.fetch_add(1, std::memory_order_acq_rel);
   changed_.NotifyAll();
   return status;
+}
+
+void Worker::ReleaseOrders(const Batch& batch, const Status& status) {
+  for (const std::shared_ptr<StreamOrder>& order : batch.orders) order->Release(status);
+}
+
+void Worker::Release(const Status& status) {
+  const MutexLock lock(&mutex_);
+  released_ = status;
+  if (running_ != nullptr) ReleaseOrders(*running_, status);
+  for (const Batch& batch : queue_) ReleaseOrders(batch, status);
 }
 
 void Worker::WaitIdle() {
@@ -50,6 +62,7 @@ void Worker::Loop() {
     if (queue_.empty()) return;
     const Batch batch = std::move(queue_.front());
     queue_.pop_front();
+    running_ = &batch;
     Status status;
     {
       const MutexUnlock unlocked(&mutex_);
@@ -59,6 +72,7 @@ void Worker::Loop() {
       }
       status = run_(batch);
     }
+    running_ = nullptr;
     // Marks the worker idle before it notifies: a notified caller may call at once and must find
     // the communicator free.
     open_.fetch_sub(1, std::memory_order_acq_rel);

@@ -31,11 +31,15 @@ class Worker {
   // Takes ownership of the batch. kSystemError if there is no thread or memory; then the batch is
   // unchanged.
   Status Enqueue(Batch&& batch);
+  // Any thread. Streams go on without the batch that runs and those behind it, now and later: the
+  // thread does not come back from a call of a device's driver.
+  void Release(const Status& status);
   bool idle() const { return open_.load(std::memory_order_acquire) == 0; }
   void WaitIdle();
 
  private:
   void Loop();
+  static void ReleaseOrders(const Batch& batch, const Status& status);
 
   const std::function<Status(const Batch&)> run_;
   const GiveUp give_up_;
@@ -43,6 +47,8 @@ class Worker {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Batch> queue_ INCCL_GUARDED_BY(mutex_);
+  const Batch* running_ INCCL_GUARDED_BY(mutex_) = nullptr;
+  Status released_ INCCL_GUARDED_BY(mutex_);  // of Release; OK: not called
   bool stop_ INCCL_GUARDED_BY(mutex_) = false;
   std::thread thread_ INCCL_GUARDED_BY(mutex_);
 };

@@ -30,6 +30,7 @@ class FakeDevice : public Device {
   ~FakeDevice() override;
 
   std::vector<std::string> Warnings() override { return {}; }
+  void CountCalls(std::atomic<uint64_t>* /*calls*/) override {}
   // Memory of a device, freed with it; and the place where the test reaches it.
   std::byte* Allocate(size_t bytes, int device = 0);
   std::byte* Reach(const void* memory) const;

@@ -236,6 +236,7 @@ class CudaDevice final : public Device {
     }
     return found;
   }
+  void CountCalls(std::atomic<uint64_t>* calls) override { Counted::calls = calls; }
   int Count() override { return count_; }
 
   int Current() override {
@@ -254,6 +255,7 @@ class CudaDevice final : public Device {
 
   // Counts managed memory as device memory, because streams use it in their order.
   int DeviceOf(const void* memory) override {
+    const Counted counted;
     unsigned type = 0;
     if (driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Address(memory)) !=
             CUDA_SUCCESS ||

@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -68,6 +69,24 @@ struct Driver {
 
 inline CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
+// A call of the driver, or several, for Device::CountCalls.
+class Counted {
+ public:
+  Counted() {
+    if (depth++ == 0 && calls != nullptr) calls->fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Counted() {
+    if (--depth == 0 && calls != nullptr) calls->fetch_add(1, std::memory_order_relaxed);
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+  static inline thread_local std::atomic<uint64_t>* calls = nullptr;
+
+ private:
+  static inline thread_local int depth = 0;
+};
+
 // Makes a context current for the lifetime of this object. It also relaxes the capture mode of the
 // thread: a capture that the application makes elsewhere then neither forbids nor records the
 // library's work, which runs on its own streams or is checked beforehand.
@@ -87,6 +106,7 @@ class Within {
   const Status& status() const { return status_; }
 
  private:
+  const Counted counted_;
   const Driver& driver_;
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // later holds the thread's own mode
   const Status status_;

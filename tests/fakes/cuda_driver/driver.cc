@@ -235,6 +235,7 @@ FAKE cuMemHostGetDevicePointer(CUdeviceptr* device, void* memory, unsigned /*fla
 
 // As CUDA does: what is not pinned is copied before the call returns.
 FAKE cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
+  HoldIfAsked("cuMemcpyAsync");
   CUstream stream = nullptr;
   if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
   Machine& m = Fake();

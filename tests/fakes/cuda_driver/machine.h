@@ -28,6 +28,7 @@ struct CUctx_st {
   int device = 0;
   CUstream legacy = nullptr;
   std::set<CUcontext> peers;  // of cuCtxEnablePeerAccess
+  std::mutex loading;         // held by what loads code or frees, taken by other calls for a moment
 };
 
 // A stream: what was put on it, done in order.
@@ -43,6 +44,10 @@ struct CUstream_st {
   bool Idle() {
     const std::lock_guard lock(mutex);
     return queue.empty();
+  }
+  size_t Length() {
+    const std::lock_guard lock(mutex);
+    return queue.size();
   }
   void Wait() {
     std::unique_lock lock(mutex);
@@ -286,6 +291,7 @@ inline void HoldIfAsked(const char* call) {
 inline CUresult ForWork(CUstream handle, CUstream* found) {
   const CUresult result = Find(handle, found);
   if (result != CUDA_SUCCESS) return result;
+  { const std::lock_guard wait((*found)->context->loading); }
   if ((*found)->capturing) {
     (*found)->invalidated = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

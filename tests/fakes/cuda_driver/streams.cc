@@ -110,6 +110,28 @@ extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait
   return Fake().waited_in_vain;
 }
 
+// The first launch of a kernel in the thread's context. Where code is loaded lazily, it waits for
+// all work of the context, and calls of other threads wait for it, as an H100's driver has it.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_first_launch() {
+  CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+  if (cuModuleGetLoadingMode(&mode) != CUDA_SUCCESS || mode == CU_MODULE_EAGER_LOADING) return;
+  const std::lock_guard loads(Current()->loading);
+  while (!IsIdle(Current())) usleep(100);
+}
+
+// Launches kernels on a stream of the thread's context, which takes 1024 at a time: the thread
+// waits for room, on some drivers with the lock that other threads' calls take.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_launches(CUstream stream,
+                                                                          int count, int locked) {
+  constexpr size_t kRoom = 1024;
+  std::unique_lock holds(stream->context->loading, std::defer_lock);
+  if (locked != 0) holds.lock();
+  for (int i = 0; i < count; ++i) {
+    while (stream->Length() >= kRoom) usleep(20);
+    stream->Append([] {});
+  }
+}
+
 // Whether cuInit has been called; how often a device's primary context was asked for.
 extern "C" __attribute__((visibility("default"))) int fake_cuda_started() {
   return Fake().started ? 1 : 0;
