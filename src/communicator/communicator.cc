@@ -98,7 +98,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
           },
           [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }),
       // Before peers, who wait as long, name this rank without the cause.
-      driver_watch_([this] { return liveness_.op_timeout() / 4 * 3; },
+      driver_watch_([this] { return liveness_.op_timeout() / 2; },
                     [this](Time stuck) { OnStuckInDriver(stuck); }) {}
 
 Communicator::~Communicator() {

@@ -130,7 +130,7 @@ class CudaDriverTest : public ::testing::Test {
     for (size_t rank = 0; rank < kRanks; ++rank) {
       Fill(rank, 1);
       const bool fails = errors > 0 && kDevices[rank] == 0;
-      EXPECT_EQ(ccl_comm_set_timeout(comms_[rank], fails ? 400 : 30'000), CCL_SUCCESS);
+      EXPECT_EQ(ccl_comm_set_timeout(comms_[rank], fails ? 1000 : 30'000), CCL_SUCCESS);
     }
     for (size_t rank = 0; rank + 1 < kRanks; ++rank) {
       EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
@@ -153,19 +153,21 @@ class CudaDriverTest : public ::testing::Test {
     }
     application.join();
     int named = 0;
+    std::string texts;
     for (size_t rank = 0; rank < kRanks; ++rank) {
       EXPECT_EQ(DRIVER(cuCtxSetCurrent)(ContextOf(kDevices[rank])), CUDA_SUCCESS);
       EXPECT_EQ(DRIVER(cuStreamSynchronize)(streams_[rank]), CUDA_SUCCESS);
       ccl_result_t error = CCL_SUCCESS;
       EXPECT_EQ(ccl_comm_get_async_error(comms_[rank], &error), CCL_SUCCESS);
       EXPECT_NE(error, CCL_SUCCESS);
+      texts += std::string(ccl_get_last_error(comms_[rank])) + "\n";
       named += Matches(ccl_get_last_error(comms_[rank]),
                        "rank [01]/3.*a call of CUDA's driver has not returned for .* ms")
                    ? 1
                    : 0;
     }
     EXPECT_EQ(DRIVER(cuCtxSetCurrent)(own_), CUDA_SUCCESS);
-    EXPECT_GE(named, errors);
+    EXPECT_GE(named, errors) << texts;
   }
   void ExpectNoError() {
     for (ccl_comm_t comm : comms_) {
