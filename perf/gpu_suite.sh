@@ -12,7 +12,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 programs_of() { # BUILD_DIR: what is run, relative to it
-  (cd "$1" && ls tests/cuda_tests perf/cuda_kernel_bench perf/allreduce_bench perf/alltoall_bench perf/sendrecv_bench)
+  (cd "$1" && ls tests/cuda_tests perf/cuda_probe perf/cuda_kernel_bench perf/allreduce_bench perf/alltoall_bench perf/sendrecv_bench)
 }
 
 pack() {
@@ -81,10 +81,11 @@ finish() {
   exit "$failed"
 }
 
+debugger=$(command -v gdb)
 # step NAME SECONDS COMMAND...: at most so long, and not beyond the end of all; its output in a log, its end shown if it
 # fails or runs out of time. That is a failure, but for benchmarks that have left some results.
 step() {
-  local name=$1 most=$2 start=$SECONDS log=$out/$1.log rc
+  local name=$1 most=$2 start=$SECONDS log=$out/$1.log rc running watcher
   shift 2
   if [ $((limit - SECONDS)) -lt 8 ]; then
     skipped "$name" "no time was left"
@@ -92,8 +93,13 @@ step() {
   fi
   [ "$most" -le $((limit - SECONDS)) ] || most=$((limit - SECONDS))
   echo "== $name"
-  timeout -k 5 "$most" "${with_libraries[@]}" "$@" > "$log" 2>&1
+  timeout -k 5 "$most" "${with_libraries[@]}" "$@" > "$log" 2>&1 &
+  running=$!
+  stacks "$running" "$most" "$log" > /dev/null 2>&1 &
+  watcher=$!
+  wait "$running"
   rc=$?
+  kill "$watcher" 2> /dev/null
   if [ "$rc" -eq 124 ] && grep -qs '"time_us"' "$out/bench.$name.json"; then
     echo "   stopped after $most s"
   elif [ "$rc" -ne 0 ]; then
@@ -102,6 +108,21 @@ step() {
   fi
   steps+=("{\"step\": \"$name\", \"exit_status\": $rc, \"seconds\": $((SECONDS - start)), \"limit\": $most}")
   return "$rc"
+}
+# PID SECONDS LOG: where the processes of a step stand, three seconds before it is killed.
+stacks() {
+  local child ranks sleeper
+  [ -n "$debugger" ] || return 0
+  sleep $(($2 - 3)) &
+  sleeper=$!
+  trap 'kill "$sleeper"; exit' TERM
+  wait "$sleeper"
+  for child in $(pgrep -P "$1"); do
+    ranks=$(pgrep -P "$child")
+    for child in $child $ranks; do
+      timeout 2 "$debugger" -p "$child" -batch -ex 'thread apply all bt 12' 2> /dev/null >> "$3"
+    done
+  done
 }
 skipped() {
   echo "== $1: not run, $2"
@@ -117,6 +138,13 @@ fi
 rm -f "$out"/*.json
 trap finish EXIT
 
+nvidia-smi -q > "$out/nvidia-smi.log" 2>&1
+nvidia-smi topo -m >> "$out/nvidia-smi.log" 2>&1
+# What hangs while a stream waits, by settings that change it.
+step probe 30 "$build/perf/cuda_probe" && cat "$out/probe.log"
+for setting in CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=EAGER CUDA_LAUNCH_BLOCKING=1; do
+  step "probe.$setting" 20 env "$setting" "$build/perf/cuda_probe"
+done
 # 10^8 elements, byte for byte.
 step cuda_tests 60 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/cuda_tests.tests.json" "$build/tests/cuda_tests"
 step kernels 45 "$build/perf/cuda_kernel_bench" --json "$out/kernels.json" && cat "$out/kernels.log"
@@ -146,7 +174,7 @@ bench digest.threads.4.shm.device 20 allreduce "${same[@]}" "${registered[@]}"
 step digest.threads.4.shm.host 20 "$build/perf/allreduce_bench" "${same[@]}" --json "$out/bench.digest.threads.4.shm.host.json"
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
-for tool in memcheck racecheck; do
+for tool in memcheck synccheck initcheck; do
   if [ -n "$sanitizer" ]; then
     step "$tool" 50 env INCCL_TEST_SEED=1 INCCL_TEST_ELEMENTS=0 "$sanitizer" --tool "$tool" --error-exitcode 9 \
       "$build/tests/cuda_tests" --gtest_filter='*.ScaleCodes:*.EveryWidth*:*.Casts:*.SomeReductions'

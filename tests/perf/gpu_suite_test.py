@@ -90,6 +90,11 @@ json.dump({"testsuites": [{"testsuite": [
 '''
 
 
+PROBE = r'''#!/bin/sh
+echo "cuMemFree  DOES NOT"
+'''
+
+
 def program(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -101,6 +106,7 @@ def make_build(root):
     for name in ("allreduce", "alltoall", "sendrecv"):
         program(build / f"perf/{name}_bench", BENCH)
     program(build / "perf/cuda_kernel_bench", KERNELS)
+    program(build / "perf/cuda_probe", PROBE)
     program(build / "tests/cuda_tests", TESTS)
     (build / "lib").mkdir()
     program(root / "bin/compute-sanitizer", "#!/bin/sh\nexit 0\n")
@@ -120,6 +126,22 @@ def run(source, root, out, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
+def check_probe(binary):
+    """The probe itself, over the fake of the driver: only what has to wait does."""
+    program_file = binary / "perf/cuda_probe"
+    if not program_file.exists():
+        return
+    env = {**os.environ, "LD_LIBRARY_PATH": str(binary / "tests/fake_driver")}
+    done = subprocess.run([program_file], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {line[:47].strip(): line[47:] for line in done.stdout.splitlines()}
+    assert lines["cuCtxSynchronize"].startswith("DOES NOT"), done.stdout
+    for call in ("copy of pinned memory", "cuMemHostAlloc", "cuMemHostRegister", "cuStreamDestroy"):
+        assert lines[call].startswith("returns"), done.stdout
+    assert "HELD UP" not in done.stdout
+    assert done.stdout.count("0 of 40 other streams") == 2, done.stdout
+
+
 def check_whole(source, root):
     out = root / "whole"
     status, text = run(source, root, out)
@@ -129,7 +151,7 @@ def check_whole(source, root):
     steps = {step["step"]: step for step in suite["steps"]}
     assert "PyTorch" in steps.pop("ddp")["not_run"]
     assert all(step["exit_status"] == 0 for step in steps.values()), steps
-    assert {"cuda_tests", "memcheck", "racecheck", "kernels"} <= set(steps)
+    assert {"cuda_tests", "memcheck", "synccheck", "initcheck", "kernels", "probe", "probe.CUDA_LAUNCH_BLOCKING=1"} <= set(steps)
     # Every number of ranks over every link, small and large.
     for ranks in (2, 4, 8):
         for link in ("shm", "100", "10"):
@@ -245,6 +267,7 @@ def check_wrong_results(source):
 
 def main():
     source = pathlib.Path(sys.argv[1]).resolve()
+    check_probe(pathlib.Path(sys.argv[2]).resolve())
     with tempfile.TemporaryDirectory() as name:
         root = pathlib.Path(name)
         make_build(root)
