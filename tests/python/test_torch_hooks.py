@@ -512,6 +512,17 @@ def test_fsdp_with_residuals(rank, n):
     assert abs(differences - held / n) < 2e-2 * scale * sum(p.numel() for p in model().parameters()) ** .5
 
 
+class FirstOnes(torch.nn.Module):
+    """Of two layers, one or both are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(40, 40) for _ in range(2))
+
+    def forward(self, x, used):
+        return sum(layer(x).square().sum() for layer in self.layers[:used])
+
+
 @group_ranks(2)
 def test_fsdp_residuals_belong_to_one_module(rank, n):
     net = shard(model())
@@ -531,12 +542,23 @@ def test_fsdp_residuals_belong_to_one_module(rank, n):
         inccl.torch.CompressedReduceScatter("hbi").load_state_dict({"residual": torch.ones(3), "steps": 1})
     hook = inccl.torch.CompressedReduceScatter("hbi", residual=True)
     hook.load_state_dict({"residual": torch.ones(3), "steps": 1})
-    net = shard(torch.nn.Sequential(torch.nn.Linear(10, 10)))
+    net = fully_shard(torch.nn.Linear(10, 10), mesh=dist.device_mesh.init_device_mesh("cpu", (n,)))
     net.set_custom_reduce_scatter(hook)
-    for module in net.modules():
-        if isinstance(module, torch.distributed.fsdp.FSDPModule):
-            module.set_custom_reduce_scatter(hook)
-            break
+    with pytest.raises(ValueError, match="residual: 3 elements were loaded, the call has 110"):
+        net(torch.ones(10)).sum().backward()
+    # A step in which a parameter has no gradient goes without the residual.
+    net = fully_shard(FirstOnes(), mesh=dist.device_mesh.init_device_mesh("cpu", (n,)))
+    hook = inccl.torch.CompressedReduceScatter("hbi:bits=3", residual=True)
+    net.set_custom_reduce_scatter(hook)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for used in (2, 1, 2, 1):
+            net.zero_grad()
+            net(torch.full((40,), 1.0 + rank), used).backward()
+            assert all((parameter.grad is None) == (i >= used) for i in range(2) for parameter in net.layers[i].parameters())
+    assert hook.state_dict()["steps"] == 2
+    texts = [str(one.message) for one in caught if "CompressedReduceScatter" in str(one.message)]
+    assert len(texts) == 1 and "1640 elements, and the residual has 3280" in texts[0], texts
 
 
 class Given(torch.nn.Module):

@@ -105,6 +105,8 @@ class State:
             raise ValueError("reducer: it has its own residual and codec; residual, plan and record are for codecs")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum: {momentum} is not in [0, 1)")
+        if start and record is not None:
+            raise ValueError("start and record: a recording has its own codec for each step")
         if nesterov and not momentum:
             raise ValueError("nesterov: it needs momentum")
         if clip is not None and not 0 < clip < float("inf"):
@@ -430,7 +432,7 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
         self.residual, self.keep, self.reset_every = residual, keep, reset_every
         self._feedback: Optional[Feedback] = None
         self._loaded: Optional[torch.Tensor] = None  # by load_state_dict(), before the first call
-        self._steps = 0  # calls with the residual
+        self._steps, self._warned = 0, False  # calls with the residual; of calls without
 
     def __deepcopy__(self, memo) -> "CompressedReduceScatter":
         """For a copy of the model: equal settings, without what is kept."""
@@ -456,7 +458,13 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
             if self._loaded is not None:
                 self._feedback.load(self._loaded)
                 self._loaded = None
-        return self._feedback if self._feedback.count == tensor.numel() else None
+        if self._feedback.count == tensor.numel():
+            return self._feedback
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"CompressedReduceScatter: {tensor.numel()} elements, and the residual has {self._feedback.count}: "
+                          "such steps go without it (module.set_reduce_scatter_unused_params(True) makes all alike)")
+        return None
 
     def rescale(self, factor: float) -> None:
         """As State.rescale."""
