@@ -146,7 +146,11 @@ for setting in CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=EAGER CUDA_LAUN
   step "probe.$setting" 20 env "$setting" "$build/perf/cuda_probe"
 done
 # 10^8 elements, byte for byte.
-step cuda_tests 60 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/cuda_tests.tests.json" "$build/tests/cuda_tests"
+step cuda_tests 60 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/cuda_tests.tests.json" \
+  "$build/tests/cuda_tests" --gtest_filter='-CudaHangs.*'
+for loading in LAZY EAGER; do
+  step hangs.$loading 30 env CUDA_MODULE_LOADING=$loading "$build/tests/cuda_tests" --gtest_filter='CudaHangs.*'
+done
 step kernels 45 "$build/perf/cuda_kernel_bench" --json "$out/kernels.json" && cat "$out/kernels.log"
 
 # bench NAME SECONDS PROGRAM ARGUMENT...: on the device, with a file for the report.

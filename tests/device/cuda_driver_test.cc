@@ -11,9 +11,7 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -121,53 +119,6 @@ class CudaDriverTest : public ::testing::Test {
     CUcontext context = nullptr;
     EXPECT_EQ(DRIVER(cuDevicePrimaryCtxRetain)(&context, device), CUDA_SUCCESS);
     return context;
-  }
-  // Streams of ranks 0 and 1 wait for rank 2, which calls after a thread of the application has
-  // begun `work` on device 0. waits: the work ends after the call only. errors: of how many ranks
-  // at least it is the driver's fault that the call failed; 0: it succeeds.
-  template <typename Work>
-  void WhileStreamsWait(const Work& work, bool waits, int errors) {
-    for (size_t rank = 0; rank < kRanks; ++rank) {
-      Fill(rank, 1);
-      const bool fails = errors > 0 && kDevices[rank] == 0;
-      EXPECT_EQ(ccl_comm_set_timeout(comms_[rank], fails ? 1000 : 30'000), CCL_SUCCESS);
-    }
-    for (size_t rank = 0; rank + 1 < kRanks; ++rank) {
-      EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
-    }
-    std::atomic<bool> done{false};
-    std::thread application([&] {
-      EXPECT_EQ(DRIVER(cuCtxSetCurrent)(ContextOf(0)), CUDA_SUCCESS);
-      work();
-      done = true;
-    });
-    for (int i = 0; i < 5000 && !waits && !done; ++i) usleep(1000);
-    if (waits) usleep(20'000);
-    EXPECT_EQ(done, !waits);
-    EXPECT_EQ(AllReduce(2, streams_[2]), CCL_SUCCESS);
-    if (errors == 0) {
-      EXPECT_TRUE(AllAre(kRanks));
-      ExpectNoError();
-      application.join();
-      return;
-    }
-    application.join();
-    int named = 0;
-    std::string texts;
-    for (size_t rank = 0; rank < kRanks; ++rank) {
-      EXPECT_EQ(DRIVER(cuCtxSetCurrent)(ContextOf(kDevices[rank])), CUDA_SUCCESS);
-      EXPECT_EQ(DRIVER(cuStreamSynchronize)(streams_[rank]), CUDA_SUCCESS);
-      ccl_result_t error = CCL_SUCCESS;
-      EXPECT_EQ(ccl_comm_get_async_error(comms_[rank], &error), CCL_SUCCESS);
-      EXPECT_NE(error, CCL_SUCCESS);
-      texts += std::string(ccl_get_last_error(comms_[rank])) + "\n";
-      named += Matches(ccl_get_last_error(comms_[rank]),
-                       "rank [01]/3.*a call of CUDA's driver has not returned for .* ms")
-                   ? 1
-                   : 0;
-    }
-    EXPECT_EQ(DRIVER(cuCtxSetCurrent)(own_), CUDA_SUCCESS);
-    EXPECT_GE(named, errors) << texts;
   }
   void ExpectNoError() {
     for (ccl_comm_t comm : comms_) {
@@ -297,32 +248,7 @@ TEST_F(CudaDriverTest, AStreamThatCannotWaitTakesNoMore) {
   }
 }
 
-// DDP's first backward pass: a stream waits for a call of its rank, and the application launches
-// some kernel for the first time, which waits for the stream and keeps the rank from the driver.
-TEST_F(CudaDriverTest, AFirstLaunchWhileAStreamWaits) {
-  const auto launch = [] { reinterpret_cast<void (*)()>(Symbol("fake_cuda_first_launch"))(); };
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  WhileStreamsWait(launch, false, 0);
-  setenv("CUDA_MODULE_LOADING", "LAZY", 1);
-  WhileStreamsWait(launch, true, 1);
-  unsetenv("CUDA_MODULE_LOADING");
-}
-
-// The queue behind a call is full: the application waits, and its rank does not, on an H100's
-// driver.
-TEST_F(CudaDriverTest, ManyLaunchesBehindACall) {
-  const auto launches = [&](int count, int locked) {
-    return [=, this] {
-      reinterpret_cast<void (*)(CUstream, int, int)>(Symbol("fake_cuda_launches"))(streams_[0],
-                                                                                   count, locked);
-    };
-  };
-  WhileStreamsWait(launches(1000, 0), false, 0);
-  WhileStreamsWait(launches(5000, 0), true, 0);
-  WhileStreamsWait(launches(5000, 1), true, 1);
-}
-
-// Also calls that are behind it on its stream, and later ones.
+// Calls that are behind it on its stream are, too, and later ones refused.
 TEST_F(CudaDriverTest, AStuckRankReleasesItsStream) {
   for (size_t rank = 0; rank < kRanks; ++rank) {
     Fill(rank, 1);

@@ -3,7 +3,7 @@
 // In the place of CUDA's driver (libcuda.so.1), for libinccl_cuda.so and the benchmarks: devices
 // without hardware. The processor cannot touch their memory where calls see it, streams work in
 // threads of their own, contexts are as strict as CUDA's: what needs one fails without, a stream is
-// of its context. There are no kernels. FAKE_CUDA_DEVICES: how many (2).
+// of its context. Kernels do nothing. FAKE_CUDA_DEVICES: how many (2).
 // FAKE_CUDA_ALLOCATIONS_WAIT: allocations wait for streams, and one that does in vain is the end.
 #include <cstdio>
 #include <cstdlib>

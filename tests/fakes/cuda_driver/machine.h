@@ -27,8 +27,9 @@
 struct CUctx_st {
   int device = 0;
   CUstream legacy = nullptr;
-  std::set<CUcontext> peers;  // of cuCtxEnablePeerAccess
-  std::mutex loading;         // held by what loads code or frees, taken by other calls for a moment
+  std::set<CUcontext> peers;        // of cuCtxEnablePeerAccess
+  std::atomic<bool> loaded{false};  // its kernel has been launched
+  std::mutex loading;  // held by what loads code or frees, taken by other calls for a moment
 };
 
 // A stream: what was put on it, done in order.

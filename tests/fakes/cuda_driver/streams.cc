@@ -102,34 +102,49 @@ FAKE cuStreamWaitValue32(CUstream handle, CUdeviceptr address, cuuint32_t value,
   return CUDA_SUCCESS;
 }
 
+// ---------------------------------------------------------------- kernels
+
+// Of one kind, which does nothing. Where code is loaded lazily, its first launch waits for all work
+// of the context, and calls of other threads wait for it, as an H100's driver has it. A stream
+// takes 1024 launches at a time, and then keeps the thread that launches; with
+// FAKE_CUDA_LAUNCHES_LOCK other threads' calls, too.
+
+FAKE cuModuleLoadData(CUmodule* module, const void* /*image*/) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *module = reinterpret_cast<CUmodule>(Current());
+  return CUDA_SUCCESS;
+}
+
+FAKE cuModuleGetFunction(CUfunction* function, CUmodule module, const char* /*name*/) {
+  *function = reinterpret_cast<CUfunction>(module);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuLaunchKernel(CUfunction /*function*/, unsigned, unsigned, unsigned, unsigned, unsigned,
+                    unsigned, unsigned, CUstream handle, void** /*arguments*/, void** /*extra*/) {
+  CUstream stream = nullptr;
+  if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
+  CUcontext const context = Current();
+  if (!context->loaded.exchange(true)) {
+    CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+    cuModuleGetLoadingMode(&mode);
+    const std::lock_guard loads(context->loading);
+    while (mode == CU_MODULE_LAZY_LOADING && !IsIdle(context)) usleep(100);
+  }
+  constexpr size_t kRoom = 1024;
+  std::unique_lock holds(context->loading, std::defer_lock);
+  if (std::getenv("FAKE_CUDA_LAUNCHES_LOCK") != nullptr) holds.lock();
+  while (stream->Length() >= kRoom) usleep(20);
+  stream->Append([] {});
+  return CUDA_SUCCESS;
+}
+
 // ---------------------------------------------------------------- for tests
 
 // From now on allocations wait, or do not; how often one has waited in vain so far.
 extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait(int wait) {
   Fake().allocations_wait = wait != 0;
   return Fake().waited_in_vain;
-}
-
-// The first launch of a kernel in the thread's context. Where code is loaded lazily, it waits for
-// all work of the context, and calls of other threads wait for it, as an H100's driver has it.
-extern "C" __attribute__((visibility("default"))) void fake_cuda_first_launch() {
-  CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
-  if (cuModuleGetLoadingMode(&mode) != CUDA_SUCCESS || mode == CU_MODULE_EAGER_LOADING) return;
-  const std::lock_guard loads(Current()->loading);
-  while (!IsIdle(Current())) usleep(100);
-}
-
-// Launches kernels on a stream of the thread's context, which takes 1024 at a time: the thread
-// waits for room, on some drivers with the lock that other threads' calls take.
-extern "C" __attribute__((visibility("default"))) void fake_cuda_launches(CUstream stream,
-                                                                          int count, int locked) {
-  constexpr size_t kRoom = 1024;
-  std::unique_lock holds(stream->context->loading, std::defer_lock);
-  if (locked != 0) holds.lock();
-  for (int i = 0; i < count; ++i) {
-    while (stream->Length() >= kRoom) usleep(20);
-    stream->Append([] {});
-  }
 }
 
 // Whether cuInit has been called; how often a device's primary context was asked for.
