@@ -142,6 +142,7 @@ nvidia-smi -q > "$out/nvidia-smi.log" 2>&1
 nvidia-smi topo -m >> "$out/nvidia-smi.log" 2>&1
 # What hangs while a stream waits, by settings that change it.
 step probe 30 "$build/perf/cuda_probe" && cat "$out/probe.log"
+step probe.default_connections 20 env -u CUDA_DEVICE_MAX_CONNECTIONS "$build/perf/cuda_probe"
 for setting in CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=EAGER CUDA_LAUNCH_BLOCKING=1; do
   step "probe.$setting" 20 env "$setting" "$build/perf/cuda_probe"
 done

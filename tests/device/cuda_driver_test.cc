@@ -273,6 +273,30 @@ TEST_F(CudaDriverTest, AStuckRankReleasesItsStream) {
   EXPECT_EQ(hold(nullptr), 1) << "the thread came back before";
 }
 
+// As under WSL: nobody queries the caller's stream but the library.
+TEST_F(CudaDriverTest, StreamsThatCollectTheirWorkBeginIt) {
+  const auto collect = reinterpret_cast<void (*)(int)>(Symbol("fake_cuda_collect"));
+  for (size_t rank = 0; rank < kRanks; ++rank) Fill(rank, 1);
+  collect(1);
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
+  }
+  uint64_t done = 0;
+  for (int i = 0; i < 10'000 && done < kRanks; ++i) {
+    usleep(1000);
+    done = 0;
+    for (ccl_comm_t comm : comms_) {
+      uint64_t operations = 0;
+      EXPECT_EQ(ccl_comm_last_completed(comm, &operations), CCL_SUCCESS);
+      done += operations;
+    }
+  }
+  EXPECT_EQ(done, uint64_t{kRanks}) << "the calls wait for streams that have not begun";
+  collect(0);
+  EXPECT_TRUE(AllAre(kRanks));
+  ExpectNoError();
+}
+
 // A rank that waits for its peers is in no call of the driver.
 TEST_F(CudaDriverTest, ALateRankIsNoStuckDriver) {
   for (size_t rank = 0; rank < kRanks; ++rank) {

@@ -178,6 +178,8 @@ class Order final : public DeviceOrder {
     broken_ = driver_.Check(driver_.stream_wait(stream_, Address(&words_->finished), place + 1,
                                                 CU_STREAM_WAIT_VALUE_GEQ),
                             "cuStreamWaitValue32");
+    // Drivers that collect what is put on streams (WSL) begin when one is asked for.
+    if (broken_.ok()) driver_.stream_query(stream_);
     return broken_;
   }
   bool Reached(uint32_t place) const override {

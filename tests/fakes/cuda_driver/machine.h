@@ -40,6 +40,12 @@ struct CUstream_st {
   void Append(std::function<void()> work) {
     const std::lock_guard lock(mutex);
     queue.push_back(std::move(work));
+    if (!collects) begun = queue.size();
+    changed.notify_all();
+  }
+  void Begin() {
+    const std::lock_guard lock(mutex);
+    begun = queue.size();
     changed.notify_all();
   }
   bool Idle() {
@@ -52,17 +58,20 @@ struct CUstream_st {
   }
   void Wait() {
     std::unique_lock lock(mutex);
+    begun = queue.size();
+    changed.notify_all();
     changed.wait(lock, [&] { return queue.empty(); });
   }
   void Loop() {
     while (true) {
       std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return !queue.empty(); });
+      changed.wait(lock, [&] { return begun > 0; });
       const std::function<void()> work = queue.front();  // counts as there until it is done
       lock.unlock();
       work();
       lock.lock();
       queue.pop_front();
+      --begun;
       changed.notify_all();
     }
   }
@@ -73,6 +82,8 @@ struct CUstream_st {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> queue;
+  size_t begun = 0;  // of the queue's front; the others wait for Begin
+  static inline std::atomic<bool> collects{false};
 };
 
 namespace inccl::test {

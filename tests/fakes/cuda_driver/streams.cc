@@ -34,6 +34,7 @@ FAKE cuStreamDestroy(CUstream stream) {
 FAKE cuStreamQuery(CUstream handle) {
   CUstream stream = nullptr;
   if (const CUresult result = Find(handle, &stream); result != CUDA_SUCCESS) return result;
+  stream->Begin();
   return stream->Idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -145,6 +146,11 @@ FAKE cuLaunchKernel(CUfunction /*function*/, unsigned, unsigned, unsigned, unsig
 extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait(int wait) {
   Fake().allocations_wait = wait != 0;
   return Fake().waited_in_vain;
+}
+
+// From now on streams begin what is put on them when they are queried or waited for, or at once.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_collect(int collect) {
+  CUstream_st::collects = collect != 0;
 }
 
 // Whether cuInit has been called; how often a device's primary context was asked for.
