@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with different backends, hooks and codecs, and compares the losses.
 
-usage: compare.py run [--fsdp] [--out DIR] [--only NAME,...] [--seeds N] [--steps N] [--ranks N]
-       compare.py report [--fsdp] [--out DIR] [--svg FILE]
+usage: compare.py run [--set SET] [--out DIR] [--only NAME,...] [--seeds N] [--steps N] [--ranks N]
+       compare.py report [--set SET] [--out DIR] [--svg FILE]
 
 run starts train.py under torchrun, one configuration and seed after the other, and leaves a file of
 JSON lines for each in --out. It skips files that are complete, so that an interrupted comparison
-goes on. --fsdp: configurations of FSDP2 in place of those of DDP. report prints the table in Markdown and draws the losses. docs/training.md has both.
+goes on. --set: ddp, fsdp or papers, by default ddp. report prints the table in Markdown and draws the losses. docs/training.md has both.
 """
 import argparse
 import json
@@ -47,6 +47,13 @@ FSDP = {
                      "--hook inccl --fsdp bf16 --codec hbi:bits=4 --residual"),
     "bf16loco": ("bf16, `hbi:bits=4`, LoCo", "#009e73", "4 3", f"--hook inccl --fsdp bf16 --codec hbi:bits=4 {LOCO}"),
 }
+# Systems of papers, each beside what it is compared with there.
+PAPERS = {
+    "lans": ("Lans, fp32", "#000000", "", "--hook none --optimizer lans"),
+    "clan": ("Lans, `onebit`, residual (CLAN)", "#009e73", "", "--hook inccl --optimizer lans --codec onebit --residual"),
+    "lansonebit": ("Lans, `onebit`", "#cc79a7", "", "--hook inccl --optimizer lans --codec onebit"),
+}
+SETS = {"ddp": DDP, "fsdp": FSDP, "papers": PAPERS}
 CONFIGURATIONS = DDP
 
 
@@ -209,11 +216,10 @@ def main():
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--svg")
-    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--set", choices=SETS, default="ddp")
     args = parser.parse_args()
-    if args.fsdp:
-        global CONFIGURATIONS
-        CONFIGURATIONS = FSDP
+    global CONFIGURATIONS
+    CONFIGURATIONS = SETS[args.set]
     run(args) if args.what == "run" else report(args)
 
 

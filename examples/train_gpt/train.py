@@ -126,6 +126,9 @@ def make_model(preset, letters, seed):
 
 
 def make_optimizer(preset, parameters):
+    if preset.optimizer == "lans":
+        from inccl.torch import Lans
+        return Lans(parameters, lr=preset.peak, betas=(0.9, 0.95), weight_decay=0.01)
     if preset.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=preset.peak)
     return torch.optim.AdamW(parameters, lr=preset.peak, betas=(0.9, 0.95), weight_decay=0.1)
@@ -236,6 +239,9 @@ def equal_on_all_ranks(model):
 
 def train(args):
     preset = PRESETS[args.preset]
+    if args.optimizer:
+        peak = {"adamw": 2e-3, "sgd": 0.1, "lans": 3e-2}[args.optimizer]
+        preset = dataclasses.replace(preset, optimizer=args.optimizer, peak=args.peak or peak)
     if args.backend == "inccl":
         import inccl.torch  # noqa: F401  registers the backend
     dist.init_process_group(args.backend)
@@ -303,6 +309,8 @@ def main():
     parser.add_argument("--plan", help="file of python -m inccl.plan: a codec for each bucket")
     parser.add_argument("--bucket-mb", type=float, help="size of DDP's buckets (default: PyTorch's)")
     parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd", "lans"], help="in place of the preset's")
+    parser.add_argument("--peak", type=float, help="its largest learning rate")
     parser.add_argument("--seed", type=int, default=1, help="of weights and batches")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--every", type=int, default=10,

@@ -124,3 +124,40 @@ def test_compare_reports(tmp_path, capsys):
     assert table[-1] == ("| `hbi:bits=6` | 6.5 | 2.2350 | 2.0200 to 2.4500 | -0.50 % | -2.00 to +1.00 % | 2 |")
     compare.plot(found, tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().count("<polyline") == 4
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lans_is_its_papers_loop(decay):
+    """Algorithm 2 of arXiv 2006.13484 element by element in float64, with a parameter and a gradient of zeros."""
+    numpy = pytest.importorskip("numpy")
+    import inccl.torch
+    random = numpy.random.default_rng(3)
+    shapes = [(7, 5), (11,), (4,), (3,)]
+    values = [random.standard_normal(shape) for shape in shapes]
+    values[2][:] = 0
+    parameters = [torch.nn.Parameter(torch.tensor(value)) for value in values]
+    lr, beta1, beta2, eps = 0.1, 0.8, 0.95, 1e-6
+    optimizer = inccl.torch.Lans(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay)
+    first, second = [0 * value for value in values], [0 * value for value in values]
+    for step in range(1, 6):
+        for i, x in enumerate(values):
+            g = random.standard_normal(x.shape) * 10.0 ** (i - 2) * (i < 3)
+            parameters[i].grad = torch.tensor(g)
+            g = g / (numpy.sqrt((g * g).sum()) or 1)
+            first[i] = beta1 * first[i] + (1 - beta1) * g
+            second[i] = beta2 * second[i] + (1 - beta2) * g * g
+            root = numpy.sqrt(second[i] / (1 - beta2 ** step)) + eps
+            length = numpy.sqrt((x * x).sum())
+            moved = 0
+            for share, part in ((beta1, first[i] / (1 - beta1 ** step) / root), (1 - beta1, g / root)):
+                part = part + decay * x
+                norm = numpy.sqrt((part * part).sum())
+                moved = moved + share * part * (length / norm if length > 0 and norm > 0 else 1)
+            values[i] = x - lr * moved
+        optimizer.step()
+        for parameter, value in zip(parameters, values):
+            assert numpy.abs(parameter.detach().numpy() - value).max() < 1e-9, step
+    for wrong, named in (({"lr": -1}, "lr"), ({"betas": (1, .9)}, r"betas\[0\]"), ({"betas": (.9, 2)}, r"betas\[1\]"),
+                         ({"eps": float("nan")}, "eps"), ({"weight_decay": -1}, "weight_decay")):
+        with pytest.raises(ValueError, match=named):
+            inccl.torch.Lans(parameters, **wrong)
