@@ -7,6 +7,7 @@ and of the plans that take hardly longer the one with the least error. docs/tool
 model.
 """
 import argparse
+import bisect
 import dataclasses
 import itertools
 import json
@@ -124,7 +125,7 @@ class Model:
         buckets = range(len(trace.elements))
         self.call_ms: List[Dict[str, float]] = [
             {run.codec: run.end_ms[i] - run.begin_ms[i] for run in trace.runs} for i in buckets]
-        busy = [[_busy(run, i) for i in buckets] for run in trace.runs]
+        busy = [_busy(run) for run in trace.runs]
         over = under = 0.0
         for i in buckets:
             readies = [run.ready_ms[i] for run in trace.runs]
@@ -158,11 +159,77 @@ class Model:
         return self.timeline(codecs)[-1][2]
 
 
-def _busy(run: Run, bucket: int) -> float:
-    """How long calls have run before the bucket was ready."""
-    ready = run.ready_ms[bucket]
-    return sum(max(0.0, min(end, ready) - begin)
-               for begin, end in zip(run.begin_ms[:bucket], run.end_ms[:bucket]))
+class _Step:
+    """A step whose calls become longer one by one, without a new timeline for each.
+
+    With bucket i's call still running for late[i] when the bucket is ready, and slack[i] the time for which no call
+    runs before bucket i is ready, a call that becomes longer by d uses up slack behind it: the step takes slowdown times
+    what it uses up, and the rest of d, longer.
+    """
+
+    def __init__(self, model: Model, codecs: Sequence[str]):
+        self._model, self.codecs = model, list(codecs)
+        self._time()
+
+    def _time(self) -> None:
+        rows = self._model.timeline(self.codecs)
+        self.ms = rows[-1][2]
+        rate, alone, late, self._slack = 1 - self._model.slowdown, 0.0, 0.0, []
+        for next_alone, (ready, _, end) in zip(self._model.alone_ms, rows):
+            self._slack.append(max(0.0, (next_alone - alone) / rate - late))
+            alone, late = next_alone, end - ready
+        self._sum()
+
+    def _sum(self) -> None:
+        self._behind = [*itertools.accumulate(reversed(self._slack))][::-1] + [0.0]
+
+    def _longer(self, bucket: int, codec: str) -> float:
+        times = self._model.call_ms[bucket]
+        return times[codec] - times[self.codecs[bucket]]
+
+    def with_codec(self, bucket: int, codec: str) -> float:
+        """How long the step would take."""
+        longer = self._longer(bucket, codec)
+        if longer < 0:
+            codecs = [*self.codecs]
+            codecs[bucket] = codec
+            return self._model.step_ms(codecs)
+        used = min(longer, self._behind[bucket + 1])
+        return self.ms + self._model.slowdown * used + longer - used
+
+    def is_within(self, limit: float, bucket: int, codec: str) -> bool:
+        """Whether it would take at most `limit`; as the timeline has it where rounding decides."""
+        ms = self.with_codec(bucket, codec)
+        if abs(ms - limit) > 1e-9 * limit:
+            return ms <= limit
+        codecs = [*self.codecs]
+        codecs[bucket] = codec
+        return self._model.step_ms(codecs) <= limit
+
+    def set_codec(self, bucket: int, codec: str) -> None:
+        longer, ms = self._longer(bucket, codec), self.with_codec(bucket, codec)
+        self.codecs[bucket] = codec
+        if longer < 0:
+            return self._time()
+        self.ms = ms
+        for i in range(bucket + 1, len(self._slack)):
+            used = min(longer, self._slack[i])
+            self._slack[i] -= used
+            longer -= used
+            if longer <= 0:
+                break
+        self._sum()
+
+
+def _busy(run: Run) -> List[float]:
+    """How long calls have run before each bucket was ready."""
+    whole = [0.0, *itertools.accumulate(end - begin for begin, end in zip(run.begin_ms, run.end_ms))]
+    times = []
+    for bucket, ready in enumerate(run.ready_ms):
+        ended = min(bucket, bisect.bisect_right(run.end_ms, ready))
+        began = min(bucket, bisect.bisect_left(run.begin_ms, ready))
+        times.append(whole[ended] + sum(ready - begin for begin in run.begin_ms[ended:began]))
+    return times
 
 
 def relative_error(codec: str, ranks: int) -> float:
@@ -186,6 +253,7 @@ def make_plan(trace: Trace, tolerance: float = 0.01,
     model = Model(trace)
     codecs = [min(names, key=lambda codec: (times[codec], errors[codec])) for times in model.call_ms]
     limit = model.step_ms(codecs) * (1 + tolerance)
+    step = _Step(model, codecs)
 
     def gain(change):
         bucket, codec = change
@@ -194,12 +262,9 @@ def make_plan(trace: Trace, tolerance: float = 0.01,
     changes = [(bucket, codec) for bucket in range(len(codecs)) for codec in names
                if errors[codec] < errors[codecs[bucket]]]
     for bucket, codec in sorted(changes, key=gain, reverse=True):
-        if errors[codec] >= errors[codecs[bucket]]:
-            continue
-        before, codecs[bucket] = codecs[bucket], codec
-        if model.step_ms(codecs) > limit:
-            codecs[bucket] = before
-    return Plan(trace.ranks, list(trace.elements), codecs, model.step_ms(codecs))
+        if errors[codec] < errors[step.codecs[bucket]] and step.is_within(limit, bucket, codec):
+            step.set_codec(bucket, codec)
+    return Plan(trace.ranks, list(trace.elements), step.codecs, model.step_ms(step.codecs))
 
 
 def groups(elements: Sequence[int], ready_ms: Sequence[float], call_ms: float,

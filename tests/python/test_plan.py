@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from inccl.plan import Model, Plan, Run, Trace, groups, main, make_plan, picture
+from inccl.plan import _Step, Model, Plan, Run, Trace, groups, main, make_plan, picture
 
 ERRORS = {"none": 0.0, "8": 0.01, "6": 0.04, "4": 0.2}
 
@@ -75,6 +75,45 @@ def test_against_all_plans(rng):
                 if other in model.call_ms[i] and ERRORS[other] < ERRORS[codec]:
                     changed = plan.codecs[:i] + [other] + plan.codecs[i + 1:]
                     assert model.step_ms(changed) > 1.01 * best * (1 - 1e-9)
+
+
+def greedy(trace, tolerance):
+    """make_plan with a timeline for each question."""
+    model, names = Model(trace), [run.codec for run in trace.runs]
+    codecs = [min(names, key=lambda codec: (times[codec], ERRORS[codec])) for times in model.call_ms]
+    limit, first = model.step_ms(codecs) * (1 + tolerance), list(codecs)
+
+    def gain(change):
+        bucket, codec = change
+        saved = trace.elements[bucket] * (ERRORS[first[bucket]] ** 2 - ERRORS[codec] ** 2)
+        return saved / max(1e-6, model.call_ms[bucket][codec] - model.call_ms[bucket][first[bucket]])
+    changes = [(bucket, codec) for bucket in range(len(codecs)) for codec in names if ERRORS[codec] < ERRORS[first[bucket]]]
+    for bucket, codec in sorted(changes, key=gain, reverse=True):
+        trial = [*codecs[:bucket], codec, *codecs[bucket + 1:]]
+        if ERRORS[codec] < ERRORS[codecs[bucket]] and model.step_ms(trial) <= limit:
+            codecs = trial
+    return codecs
+
+
+def test_plans_equal_those_of_whole_timelines(rng):
+    for _ in range(60):
+        names = rng.sample(list(ERRORS), rng.randrange(1, 5))
+        trace, _ = random_trace(rng, rng.choice([1, 2, 7, 30]), names, rng.uniform(0, 0.9), step=0.05)
+        for tolerance in (0, 0.01, 0.3):
+            assert make_plan(trace, tolerance, ERRORS).codecs == greedy(trace, tolerance)
+
+
+def test_a_step_that_grows_is_as_long_as_its_timeline(rng):
+    for _ in range(30):
+        trace, _ = random_trace(rng, 20, list(ERRORS), rng.uniform(0, 0.9), step=0.05)
+        model = Model(trace)
+        step = _Step(model, ["4"] * 20)
+        for _ in range(60):
+            bucket, codec = rng.randrange(20), rng.choice(list(ERRORS))
+            expected = model.step_ms([*step.codecs[:bucket], codec, *step.codecs[bucket + 1:]])
+            assert step.with_codec(bucket, codec) == pytest.approx(expected, rel=1e-9)
+            step.set_codec(bucket, codec)
+            assert step.ms == pytest.approx(model.step_ms(step.codecs), rel=1e-9)
 
 
 def test_hidden_calls_are_not_compressed():
