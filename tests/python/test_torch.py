@@ -662,6 +662,9 @@ def test_hooks_of_several_threads(rank, n):
         def index(self):
             return 0
 
+        def is_last(self):
+            return True
+
         def buffer(self):
             return self._buffer
 

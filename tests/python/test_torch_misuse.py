@@ -306,6 +306,9 @@ def test_parameters_without_elements(rank, n):
         def index(self):
             return 0
 
+        def is_last(self):
+            return True
+
         def gradients(self):
             return [self._buffer]
 
