@@ -50,6 +50,7 @@ FSDP = {
 # Systems of papers, each beside what it is compared with there.
 PAPERS = {
     "lans": ("Lans, fp32", "#000000", "", "--hook none --optimizer lans"),
+    "lans4": ("Lans, `hbi:bits=4`", "#0072b2", "", "--hook inccl --optimizer lans --codec hbi:bits=4"),
     "clan": ("Lans, `onebit`, residual (CLAN)", "#009e73", "", "--hook inccl --optimizer lans --codec onebit --residual"),
     "lansonebit": ("Lans, `onebit`", "#cc79a7", "", "--hook inccl --optimizer lans --codec onebit"),
 }

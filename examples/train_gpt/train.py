@@ -172,7 +172,7 @@ def install_hook(args, model):
         args.recorder = inccl.torch.Recorder(args.record) if args.record else None
         state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed, plan=args.plan,
                                   record=args.recorder, reducer=args.reducer, momentum=args.momentum,
-                                  keep=args.keep, reset_every=args.reset_every)
+                                  keep=args.keep, reset_every=args.reset_every, start=args.uncompressed)
         model.register_comm_hook(state, inccl.torch.compress_hook)
         share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
 
@@ -302,6 +302,7 @@ def main():
     parser.add_argument("--residual", action="store_true", help="error feedback, with --hook inccl")
     parser.add_argument("--keep", type=float, default=0.0, help="of the former residual (LoCo's moving average)")
     parser.add_argument("--reset-every", type=int, default=0, metavar="STEPS", help="residuals begin with zero again")
+    parser.add_argument("--uncompressed", type=int, default=0, metavar="STEPS", help="the first ones, with --hook inccl")
     parser.add_argument("--fsdp", choices=["fp32", "bf16"],
                         help="FSDP2 in place of DDP; of the parameters and gradients that are sent, with --hook none or inccl")
     parser.add_argument("--record", nargs="+", metavar="CODEC", help="the steps take these codecs in turn; see --trace")
@@ -321,8 +322,8 @@ def main():
     args = parser.parse_args()
     if bool(args.record) != bool(args.trace):
         parser.error("--record and --trace belong together")
-    if args.fsdp and (args.hook not in ("none", "inccl") or args.record or args.plan or args.reducer):
-        parser.error("--fsdp takes --hook none or inccl, without --record, --plan and --reducer")
+    if args.fsdp and (args.hook not in ("none", "inccl") or args.uncompressed or args.record or args.plan or args.reducer):
+        parser.error("--fsdp takes --hook none or inccl, without --record, --plan, --reducer and --uncompressed")
     args.done = 0
     torch.set_num_threads(1)
     train(args)
