@@ -18,10 +18,15 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "perf/support/output.h"
+
 namespace {
+
+using inccl::perf::PrintOut;
 
 #define PROBE_TEXT(x) #x
 #define PROBE_SYMBOL(name) PROBE_TEXT(name)
@@ -44,7 +49,7 @@ using Clock = std::chrono::steady_clock;
 
 void Must(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
-  std::printf("%s: error %d\n", what, static_cast<int>(result));
+  PrintOut("{}: error {}\n", what, static_cast<int>(result));
   std::exit(3);
 }
 
@@ -73,7 +78,7 @@ class Blocked {
     const auto end = Clock::now() + kPatience;
     while (words_->at != turn_) {
       if (Clock::now() > end) {
-        std::puts("the stream does not come to its wait");
+        PrintOut("the stream does not come to its wait\n");
         std::exit(3);
       }
     }
@@ -132,22 +137,17 @@ void Try(Blocked* blocked, const char* name, const std::function<CUresult()>& ca
   blocked->Release();
   const CUresult result = first.Join();
   second.Join();
-  std::printf("%-46s %-13s", name, stuck ? "DOES NOT" : "returns");
-  if (stuck) {
-    std::printf("           ");
-  } else {
-    std::printf(" %7.0f us", first.us());
-  }
-  std::printf("  copy of another thread: %s", held ? "HELD UP" : "runs");
-  if (result != CUDA_SUCCESS) std::printf("  (error %d)", static_cast<int>(result));
-  std::puts("");
-  std::fflush(stdout);
+  PrintOut("{:<46} {:<13} {:>10}  copy of another thread: {}{}\n", name,
+           stuck ? "DOES NOT" : "returns", stuck ? "" : fmt::format("{:.0f} us", first.us()),
+           held ? "HELD UP" : "runs",
+           result == CUDA_SUCCESS ? "" : fmt::format("  (error {})", static_cast<int>(result)));
+  (void)inccl::perf::FlushOutput();
 }
 
 void DescribeDevice(CUdevice device) {
   int version = 0;
   if (DRIVER(cuDriverGetVersion) != nullptr) DRIVER(cuDriverGetVersion)(&version);
-  std::printf("driver %d", version);
+  PrintOut("driver {}", version);
   constexpr struct {
     const char* name;
     CUdevice_attribute attribute;
@@ -162,10 +162,10 @@ void DescribeDevice(CUdevice device) {
     int value = 0;
     if (DRIVER(cuDeviceGetAttribute) != nullptr) {
       DRIVER(cuDeviceGetAttribute)(&value, one.attribute, device);
-      std::printf(" %s=%d", one.name, value);
+      PrintOut(" {}={}", one.name, value);
     }
   }
-  std::puts("");
+  PrintOut("\n");
 }
 
 CUfunction Load() {
@@ -221,7 +221,7 @@ void TryAll(Blocked* blocked, CUdeviceptr memory, void* pinned) {
     return DRIVER(cuMemHostRegister)(peers, kSlots, kPinned | CU_MEMHOSTREGISTER_READ_ONLY);
   });
   if (DRIVER(cuModuleLoadData) == nullptr || DRIVER(cuLaunchKernel) == nullptr) {
-    std::puts("this driver has no kernels");
+    PrintOut("this driver has no kernels\n");
   } else {
     attempt("cuModuleLoadData and its kernel's first launch", [&] {
       CUfunction const nop = Load();
@@ -253,20 +253,18 @@ void CountHeld(Blocked* blocked, int priority, CUdeviceptr memory, const void* p
     held += DRIVER(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY ? 1 : 0;
   }
   blocked->Release();
-  std::printf("%d of %zu other streams of priority %d share a queue with the one that waits\n",
-              held, streams.size(), priority);
+  PrintOut("{} of {} other streams of priority {} share a queue with the one that waits\n", held,
+           streams.size(), priority);
   for (CUstream stream : streams) {
     Must(DRIVER(cuStreamSynchronize)(stream), "a stream");
     DRIVER(cuStreamDestroy)(stream);
   }
 }
 
-}  // namespace
-
-int main() {
+int Probe() {
   library = dlopen("libcuda.so.1", RTLD_NOW);
   if (library == nullptr || DRIVER(cuInit)(0) != CUDA_SUCCESS) {
-    std::puts("no CUDA device");
+    PrintOut("no CUDA device\n");
     return 4;
   }
   CUdevice device = 0;
@@ -287,9 +285,20 @@ int main() {
     blocked.Release();
   }
   const std::chrono::duration<double, std::micro> taken = Clock::now() - begin;
-  std::printf("a turn of a stream that waits for the host: %.1f us\n", taken.count() / kTurns);
+  PrintOut("a turn of a stream that waits for the host: {:.1f} us\n", taken.count() / kTurns);
   TryAll(&blocked, memory, pinned);
   for (const int priority : {0, kHighest}) CountHeld(&blocked, priority, memory, pinned);
-  std::fflush(stdout);
-  std::_Exit(0);  // what does not return is not waited for
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return inccl::perf::RunProgram([&] {
+    if (argc == 1) return Probe();
+    const bool help = std::string_view(argv[1]) == "--help";
+    PrintOut(
+        "usage: cuda_probe\nWhich calls of CUDA's driver do not return while a stream waits.\n");
+    return help ? 0 : 1;
+  });
 }

@@ -39,6 +39,7 @@ PROGRAMS = {
     "team_bench": ([["--bytes", "4MB", "--iterations", "1", "--ranks", "2"]], []),
     "scaling_simulation": ([["--ranks", "2", "--bytes", "1MB"]], [["--ranks", "2", "--bytes", "1MB", "--json", "FILE"]]),
     "cuda_kernel_bench": ([], []),  # prints where there is a GPU
+    "cuda_probe": ([], []),
 }
 for name in ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "alltoall", "gather", "scatter", "sendrecv"):
     PROGRAMS[f"{name}_bench"] = (BENCH, BENCH_FILES)
