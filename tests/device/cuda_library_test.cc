@@ -99,7 +99,7 @@ TEST_F(CudaThreadsTest, NobodyWaitsForAnothersAllocation) {
     EXPECT_TRUE(device_->OrderOf(streams[1]).ok());
     ran = true;
   });
-  for (int i = 0; i < 2000 && !ran; ++i) usleep(1000);
+  for (int i = 0; i < 10'000 && !ran; ++i) usleep(1000);
   EXPECT_TRUE(ran) << "it waits for a thread that allocates";
   EXPECT_EQ(Fake("fake_cuda_hold", static_cast<const char*>(nullptr)), 1);
   one.join();

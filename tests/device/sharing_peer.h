@@ -74,7 +74,7 @@ void WhileHeld(const char* call, const Held& held, const Runs& runs) {
     runs();
     ran = true;
   });
-  for (int i = 0; i < 2000 && !ran; ++i) usleep(1000);
+  for (int i = 0; i < 10'000 && !ran; ++i) usleep(1000);
   EXPECT_TRUE(ran) << "it waits for a thread that is in " << call;
   EXPECT_EQ(Fake("fake_cuda_hold", static_cast<const char*>(nullptr)), 1);
   first.join();

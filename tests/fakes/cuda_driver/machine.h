@@ -217,7 +217,7 @@ struct Machine {
   std::atomic<bool> allocations_wait{strict};
   std::atomic<int> waited_in_vain{0};
   std::atomic<int> failing_waits{0};
-  std::atomic<bool> started{false};
+  std::atomic<bool> started{false}, launch_waits{false};
   std::atomic<int> retained[kMostDevices] = {};
   std::atomic<const char*> to_hold{nullptr};  // the next call of this name waits
   std::atomic<bool> holding{false};           // one waits

@@ -130,12 +130,18 @@ FAKE cuLaunchKernel(CUfunction /*function*/, unsigned, unsigned, unsigned, unsig
     CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
     cuModuleGetLoadingMode(&mode);
     const std::lock_guard loads(context->loading);
-    while (mode == CU_MODULE_LAZY_LOADING && !IsIdle(context)) usleep(100);
+    while (mode == CU_MODULE_LAZY_LOADING && !IsIdle(context)) {
+      Fake().launch_waits = true;
+      usleep(100);
+    }
   }
   constexpr size_t kRoom = 1024;
   std::unique_lock holds(context->loading, std::defer_lock);
   if (std::getenv("FAKE_CUDA_LAUNCHES_LOCK") != nullptr) holds.lock();
-  while (stream->Length() >= kRoom) usleep(20);
+  while (stream->Length() >= kRoom) {
+    Fake().launch_waits = true;
+    usleep(20);
+  }
   stream->Append([] {});
   return CUDA_SUCCESS;
 }
@@ -151,6 +157,11 @@ extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait
 // From now on streams begin what is put on them when they are queried or waited for, or at once.
 extern "C" __attribute__((visibility("default"))) void fake_cuda_collect(int collect) {
   CUstream_st::collects = collect != 0;
+}
+
+// Whether a launch has waited since the last call of this.
+extern "C" __attribute__((visibility("default"))) int fake_cuda_launch_waits() {
+  return Fake().launch_waits.exchange(false) ? 1 : 0;
 }
 
 // Whether cuInit has been called; how often a device's primary context was asked for.
