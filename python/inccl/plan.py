@@ -160,11 +160,10 @@ class Model:
 
 
 class _Step:
-    """A step whose calls become longer one by one, without a new timeline for each.
+    """A step whose calls become longer one by one.
 
-    With bucket i's call still running for late[i] when the bucket is ready, and slack[i] the time for which no call
-    runs before bucket i is ready, a call that becomes longer by d uses up slack behind it: the step takes slowdown times
-    what it uses up, and the rest of d, longer.
+    slack[i] is the time for which no call runs before bucket i is ready. A call that becomes longer uses up slack behind
+    it: the step takes longer by slowdown times what it uses up, and by the rest.
     """
 
     def __init__(self, model: Model, codecs: Sequence[str]):
@@ -187,37 +186,24 @@ class _Step:
         times = self._model.call_ms[bucket]
         return times[codec] - times[self.codecs[bucket]]
 
-    def with_codec(self, bucket: int, codec: str) -> float:
-        """How long the step would take."""
+    def with_codec(self, bucket: int, codec: str, limit: float = 0.0) -> float:
+        """How long the step would take; as the timeline has it where rounding decides whether that is within `limit`."""
         longer = self._longer(bucket, codec)
-        if longer < 0:
-            codecs = [*self.codecs]
-            codecs[bucket] = codec
-            return self._model.step_ms(codecs)
         used = min(longer, self._behind[bucket + 1])
-        return self.ms + self._model.slowdown * used + longer - used
-
-    def is_within(self, limit: float, bucket: int, codec: str) -> bool:
-        """Whether it would take at most `limit`; as the timeline has it where rounding decides."""
-        ms = self.with_codec(bucket, codec)
-        if abs(ms - limit) > 1e-9 * limit:
-            return ms <= limit
-        codecs = [*self.codecs]
-        codecs[bucket] = codec
-        return self._model.step_ms(codecs) <= limit
+        ms = self.ms + self._model.slowdown * used + longer - used
+        if longer < 0 or abs(ms - limit) <= 1e-9 * limit:
+            ms = self._model.step_ms([*self.codecs[:bucket], codec, *self.codecs[bucket + 1:]])
+        return ms
 
     def set_codec(self, bucket: int, codec: str) -> None:
-        longer, ms = self._longer(bucket, codec), self.with_codec(bucket, codec)
+        longer, self.ms = self._longer(bucket, codec), self.with_codec(bucket, codec)
         self.codecs[bucket] = codec
         if longer < 0:
             return self._time()
-        self.ms = ms
         for i in range(bucket + 1, len(self._slack)):
             used = min(longer, self._slack[i])
             self._slack[i] -= used
             longer -= used
-            if longer <= 0:
-                break
         self._sum()
 
 
@@ -262,7 +248,7 @@ def make_plan(trace: Trace, tolerance: float = 0.01,
     changes = [(bucket, codec) for bucket in range(len(codecs)) for codec in names
                if errors[codec] < errors[codecs[bucket]]]
     for bucket, codec in sorted(changes, key=gain, reverse=True):
-        if errors[codec] < errors[step.codecs[bucket]] and step.is_within(limit, bucket, codec):
+        if errors[codec] < errors[step.codecs[bucket]] and step.with_codec(bucket, codec, limit) <= limit:
             step.set_codec(bucket, codec)
     return Plan(trace.ranks, list(trace.elements), step.codecs, model.step_ms(step.codecs))
 

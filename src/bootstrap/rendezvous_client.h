@@ -63,8 +63,8 @@ class RendezvousClient {
   // Waits for a message of this kind and returns its body. Fails with the root's error (kFailed),
   // or if the root has gone or the deadline has passed.
   Result<std::vector<std::byte>> Await(MessageKind kind);
-  // Call it after sending kFailed. Waits until the rendezvous has told all ranks, at most until
-  // `until`. A cancelled rank waits, too.
+  // Call it after sending kFailed. Returns when the rendezvous has told all ranks, or at `until`. A
+  // cancelled rank waits, too.
   void AwaitVerdict(Time until);
   // Gives `mine`, at most kMaxBlob bytes, to every rank and returns the blobs of all, by rank. All
   // ranks call it equally often.

@@ -2,6 +2,7 @@
 #include "communicator/driver_watch.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace inccl {
 
@@ -14,7 +15,7 @@ DriverWatch::~DriverWatch() {
   control::Loop::Get().Leave(number_);
 }
 
-// Without a control thread, for lack of memory or threads, nobody watches.
+// Nobody watches if the control thread cannot start.
 void DriverWatch::Begin(Device* device) {
   if (number_ == 0) {
     const Result<uint64_t> joined = control::Loop::Get().Join(member_);

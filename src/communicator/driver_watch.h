@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Watches the thread that runs a communicator's calls on device memory. Calls of a device's driver
-// may wait for streams, which wait for this thread: one from which it does not return keeps the
-// caller's streams for ever, unless somebody else releases them.
+// Watches the thread that runs a communicator's calls on device memory. A call of the driver may
+// wait for a stream that waits for this thread. Another thread then has to release the stream.
 #ifndef INCCL_COMMUNICATOR_DRIVER_WATCH_H_
 #define INCCL_COMMUNICATOR_DRIVER_WATCH_H_
 

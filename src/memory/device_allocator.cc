@@ -106,7 +106,7 @@ bool DeviceAllocator::Free(void* data) {
     piece.device->FreeOn(piece.number, static_cast<std::byte*>(data));
     return true;
   }
-  // Work that was not waited for may still use the memory: then nobody gets it any more.
+  // Memory that some work may still use is not given out again.
   const Status idle = piece.device->WaitFor(piece.number);
   if (!idle.ok()) {
     Log(LogLevel::kWarn, LogSubsystem::kInit, "{} bytes of device {} are lost: {}", piece.bytes,

@@ -186,14 +186,18 @@ Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream) {
   // Never destroyed, because calls may be in progress when the process ends.
   static auto* const streams INCCL_PT_GUARDED_BY(mutex) =
       new std::map<std::pair<Device*, uint64_t>, std::shared_ptr<Stream>>;
+  const auto known = [&]() -> std::shared_ptr<Stream> {
+    const MutexLock lock(&mutex);
+    const auto found = streams->find({device, *id});
+    return found == streams->end() ? nullptr : found->second;
+  }();
+  if (known != nullptr) return known;
+  // Without the mutex: the driver may wait for a stream, and other streams' calls for this thread.
+  Result<std::unique_ptr<DeviceOrder>> order = device->OrderOf(stream);
+  if (!order.ok()) return order.status();
+  auto made = std::make_shared<DeviceStream>(*std::move(order));
   const MutexLock lock(&mutex);
-  std::shared_ptr<Stream>& found = (*streams)[{device, *id}];
-  if (found == nullptr) {
-    Result<std::unique_ptr<DeviceOrder>> order = device->OrderOf(stream);
-    if (!order.ok()) return order.status();
-    found = std::make_shared<DeviceStream>(*std::move(order));
-  }
-  return found;
+  return streams->try_emplace({device, *id}, std::move(made)).first->second;
 }
 
 }  // namespace inccl

@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "device/runtime.h"
 #include "device/sharing_peer.h"
+#include "stream/stream.h"
 #include "world/error_format.h"
 
 namespace inccl::test {
@@ -81,29 +82,22 @@ TEST_F(CudaThreadsTest, AStreamTellsItsDevice) {
   EXPECT_EQ(Fake("fake_cuda_retained", 0), before);
 }
 
+// Two threads use new streams, and the words of these streams have to be allocated.
 TEST_F(CudaThreadsTest, NobodyWaitsForAnothersAllocation) {
-  CUstream streams[] = {StreamOn(1), StreamOn(1)};
-  // All words that are there are taken.
-  for (int i = 0; i < 600; ++i) ASSERT_TRUE(device_->OrderOf(streams[0]).ok());
-  Fake("fake_cuda_hold", "cuMemHostAlloc");
-  std::atomic<int> made{0};
-  std::thread one([&] {
-    while (Fake("fake_cuda_holds") == 0 && made < 600) {
-      EXPECT_TRUE(device_->OrderOf(streams[0]).ok());
-      ++made;
-    }
-  });
-  while (Fake("fake_cuda_holds") == 0) std::this_thread::yield();
-  std::atomic<bool> ran{false};
-  std::thread other([&] {
-    EXPECT_TRUE(device_->OrderOf(streams[1]).ok());
-    ran = true;
-  });
-  for (int i = 0; i < 10'000 && !ran; ++i) usleep(1000);
-  EXPECT_TRUE(ran) << "it waits for a thread that allocates";
-  EXPECT_EQ(Fake("fake_cuda_hold", static_cast<const char*>(nullptr)), 1);
-  one.join();
-  other.join();
+  constexpr int kAtOnce = 512;  // words of one allocation
+  CUstream streams[] = {StreamOn(1), StreamOn(1), StreamOn(1)};
+  const auto take = [&] { EXPECT_TRUE(device_->OrderOf(streams[0]).ok()); };
+  std::atomic<bool> allocates{false};
+  WhileHeld(
+      "cuMemHostAlloc",
+      [&] {
+        while (!allocates) take();
+        for (int i = 1; i < kAtOnce; ++i) take();  // the rest of the new words, too
+      },
+      [&] { allocates = true; });
+  WhileHeld(
+      "cuMemHostAlloc", [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[1]).ok()); },
+      [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[2]).ok()); });
 }
 
 TEST_F(CudaThreadsTest, NobodyWaitsForAnothersFirstStream) {
