@@ -55,6 +55,11 @@ class Feedback:
             raise ValueError(f"keep: {keep} is not in [0, 1)")
         in_range("reset_every", reset_every, 0, 2**63 - 1)
 
+    @staticmethod
+    def check_factor(factor: float) -> None:
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"factor: {factor} is not a finite positive number")
+
     def rescale(self, factor: float) -> None:
         """Of the next call: it has as input a multiple of what earlier ones had."""
         self._scale *= factor

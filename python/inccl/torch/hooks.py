@@ -231,8 +231,7 @@ class State:
         """Multiplies what is kept, residuals and velocities, by new over former scale of the gradients: after
         GradScaler.update() has changed the scale of the loss. No backward pass is in progress. Raises ValueError
         if the factor is not finite and positive."""
-        if not 0 < factor < float("inf"):
-            raise ValueError(f"factor: {factor} is not a finite positive number")
+        Feedback.check_factor(factor)
         self._kept.rescale(factor)
 
     def set_lr(self, lr: float) -> None:
@@ -434,12 +433,8 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
         self._loaded: Optional[torch.Tensor] = None  # by load_state_dict(), before the first call
         self._steps, self._warned = 0, False  # calls with the residual; of calls without
 
-    def __deepcopy__(self, memo) -> "CompressedReduceScatter":
-        """For a copy of the model: equal settings, without what is kept."""
-        return type(self)(self.codec, seed=self.seed, residual=self.residual, keep=self.keep,
-                          reset_every=self.reset_every)
-
     def __reduce__(self):
+        """A copy has equal settings, and nothing of what is kept."""
         return functools.partial(type(self), self.codec, seed=self.seed, residual=self.residual, keep=self.keep,
                                  reset_every=self.reset_every), ()
 
@@ -468,8 +463,7 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
 
     def rescale(self, factor: float) -> None:
         """As State.rescale."""
-        if not 0 < factor < float("inf"):
-            raise ValueError(f"factor: {factor} is not a finite positive number")
+        Feedback.check_factor(factor)
         if self._feedback is not None:
             self._feedback.rescale(factor)
         if self._loaded is not None:
