@@ -119,16 +119,19 @@ lint() { configure_lint && run-clang-tidy-14 -quiet -j "$jobs" -p build/lint "$1
 # What the last 30 commits have changed below src, newest first and at most 30 sources, so that a commit that moves many
 # takes no longer; a header is seen in a source that includes it.
 lint_changed() {
-  local file including files=()
+  local file including built files=()
   configure_lint || return
+  built=$(sed -n 's/^  "file": ".*\/\(src\/.*\)",\{0,1\}$/\1/p' build/lint/compile_commands.json)
+  [ -n "$built" ] || return
   while read -r file; do
     [ -f "$file" ] || continue
     case $file in
-      */device/cuda/*) ;;  # needs CUDA's headers
-      *.cc) files+=("$file") ;;
-      *.h) including=$(git grep -lF "#include \"${file#src/}\"" -- 'src/*.cc' | head -n 1)
-        [ -z "$including" ] || files+=("$including") ;;
+      *.cc) including=$file ;;
+      *.h) including=$(git grep -lF "#include \"${file#src/}\"" -- 'src/*.cc' | grep -xFf <(echo "$built") | head -n 1) ;;
+      *) continue ;;
     esac
+    # This build leaves CUDA out, whose headers a machine may lack.
+    [ -z "$including" ] || ! grep -qxF "$including" <<< "$built" || files+=("$including")
   done < <(git log -n 30 --name-only --format= --diff-filter=d -- src | awk '!seen[$0]++')
   [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
   printf '%s\n' "${files[@]}" | awk '!seen[$0]++' | head -n 30 | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/lint
