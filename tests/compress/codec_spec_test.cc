@@ -167,7 +167,8 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
                             const char* ref) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,k={},k2={},levels=even,local=codes,m=0,min_bytes={},ref={},"
+        "hbi:ag={},bits={},checksum=0,code=fixed,k={},k2={},levels=even,local=codes,m=0,min_bytes={"
+        "},ref={},"
         "rht=0,unbiased=0",
         ag, bits, k, k2, min_bytes, ref);
   };
@@ -190,9 +191,10 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
   }
-  for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring",
-                                 "hbi:bits=4,rht=1", "hbi:k=15,k2=7,checksum=1", "hbi:m=3",
-                                 "hbi:m=32768", "hbi:unbiased=1", "hbi:levels=energy"}) {
+  for (const std::string text :
+       {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring", "hbi:bits=4,rht=1",
+        "hbi:k=15,k2=7,checksum=1", "hbi:m=3", "hbi:m=32768", "hbi:unbiased=1", "hbi:levels=energy",
+        "hbi:bits=2.5,code=entropy"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
   // Sorted, as the text claims.
@@ -234,7 +236,8 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:ag=both", {"ag=both", "requant", "exact"}},
       {"hbi:policy=h",
        {"unknown key policy",
-        "there are ag, bits, checksum, k, k2, levels, local, m, min_bytes, ref, rht, unbiased"}},
+        "there are ag, bits, checksum, code, k, k2, levels, local, m, min_bytes, ref, rht, "
+        "unbiased"}},
       {"hbi:min_bytes=-1", {"min_bytes=-1"}},
       {"hbi:unbiased=2", {"unbiased=2"}},
       {"hbi:levels=equal", {"levels=equal"}},
@@ -243,6 +246,10 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:m=40000", {"m=40000"}},
       {"hbi:m=4,ref=ring", {"m=4", "ref=ring", "contradict"}},
       {"hbi:m=4,ag=exact", {"m=4", "ag=exact", "contradict"}},
+      {"hbi:code=huffman", {"code=huffman", "fixed", "entropy"}},
+      {"hbi:code=entropy,ref=ring", {"code=entropy", "ref=ring", "contradict"}},
+      {"hbi:ag=exact,code=entropy", {"code=entropy", "ag=exact", "contradict"}},
+      {"hbi:code=entropy,m=4", {"code=entropy", "m=4", "contradict"}},
       {"hbi:rht=yes", {"rht=yes"}},
       {"hbi:checksum=2", {"checksum=2"}},
       {"none:bits=6", {"none", "bits", "6"}},

@@ -14,9 +14,9 @@ namespace {
 
 constexpr uint64_t kMinBits8 = 4, kMaxBits8 = 128;
 
-constexpr std::array<std::string_view, 12> kKeys = {"ag",        "bits",   "checksum", "k",
-                                                    "k2",        "levels", "local",    "m",
-                                                    "min_bytes", "ref",    "rht",      "unbiased"};
+constexpr std::array<std::string_view, 13> kKeys = {
+    "ag",    "bits", "checksum",  "code", "k",   "k2",      "levels",
+    "local", "m",    "min_bytes", "ref",  "rht", "unbiased"};
 
 Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_view other) {
   return InvalidArgument(fmt::format("codec {}: {}={} and {}={} contradict each other", spec.name(),
@@ -55,6 +55,19 @@ Status ParseGroups(const CodecSpec& spec, Config* config) {
   // An owner adds the groups' sums in fp32, so m needs ref=direct and ag=requant.
   if (config->reference != Reference::kTwoShot) return Contradiction(spec, "m", "ref");
   if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "m", "ag");
+  return Status::Ok();
+}
+
+// code, and what it says of those: single contributions and results alone are coded.
+Status ParseCode(const CodecSpec& spec, Config* config) {
+  static constexpr std::string_view kCodes[] = {"fixed", "entropy"};
+  const Result<size_t> code = spec.Choice("code", 0, kCodes);
+  if (!code.ok()) return code.status();
+  config->coding = static_cast<Coding>(*code);
+  if (config->coding == Coding::kFixed) return Status::Ok();
+  if (config->reference != Reference::kTwoShot) return Contradiction(spec, "code", "ref");
+  if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "code", "ag");
+  if (config->m != 0) return Contradiction(spec, "code", "m");
   return Status::Ok();
 }
 
@@ -98,9 +111,11 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum={:d},k={},k2={},levels={},local={},m={},min_bytes={},ref={},"
+      "hbi:ag={},bits={},checksum={:d},code={},k={},k2={},levels={},local={},m={},min_bytes={},ref="
+      "{},"
       "rht={:d},unbiased={:d}",
-      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum, k, k2,
+      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum,
+      coding == Coding::kEntropy ? "entropy" : "fixed", k, k2,
       levels == Levels::kEnergy ? "energy" : "even", local == Local::kFp32 ? "fp32" : "codes", m,
       min_bytes, reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
@@ -109,6 +124,7 @@ Result<Config> ParseConfig(const CodecSpec& spec) {
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
   Config config;
   if (Status status = ParseGroups(spec, &config); !status.ok()) return status;
+  if (Status status = ParseCode(spec, &config); !status.ok()) return status;
   for (const auto& [key, on] :
        {std::pair("checksum", &config.checksum), std::pair("rht", &config.rht),
         std::pair("unbiased", &config.unbiased)}) {

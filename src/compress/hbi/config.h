@@ -25,6 +25,9 @@ enum class AllGather : uint8_t { kRequant, kExact };
 // loses its small values, or those with much energy more, which makes the squared error small.
 enum class Levels : uint8_t { kEven, kEnergy };
 
+// The payloads of single contributions and of results: packed fields, or these entropy-coded.
+enum class Coding : uint8_t { kFixed, kEntropy };
+
 struct Config {
   uint32_t bits8 = 48;     // 8 * bits per element and phase; 0: the levels are fixed
   uint32_t k = 0, k2 = 0;  // fixed levels of the sum and of the all-gather; 0: planned from bits8
@@ -33,6 +36,7 @@ struct Config {
   AllGather all_gather = AllGather::kRequant;
   Local local = Local::kCodes;
   Levels levels = Levels::kEven;
+  Coding coding = Coding::kFixed;
   bool unbiased = false;  // the all-gather rounds with a hash, and no superblock is dropped
   bool rht = false;       // superblocks are rotated by a randomized Hadamard transform
   bool checksum = false;  // every payload carries its CRC-32C

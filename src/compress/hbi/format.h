@@ -161,7 +161,7 @@ struct LevelTable {
 
 // A choice of levels for a superblock. A plan consists of indices into Planner::points().
 struct Point {
-  uint32_t cost = 0;                   // eighths of a bit per element over the plan's hops
+  uint32_t cost = 0;                   // parts of a bit per element over the plan's hops
   uint16_t k = 0, k2 = 0;              // 0: not coded
   const LevelTable* sum = nullptr;     // table of k
   const LevelTable* result = nullptr;  // table of k2

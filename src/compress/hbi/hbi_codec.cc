@@ -8,6 +8,7 @@
 
 #include "compress/checked_state.h"
 #include "compress/hbi/device_slices.h"
+#include "compress/hbi/entropy.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
@@ -19,6 +20,7 @@ namespace inccl {
 namespace {
 
 using hbi::Config;
+using hbi::Hops;
 using hbi::PackedBytes;
 using hbi::Planner;
 using hbi::Point;
@@ -27,19 +29,40 @@ using hbi::Width;
 
 constexpr double kWordBits = 0.125;  // one side word per superblock; an agreement sends it twice
 
-// Bits per element and phase of a superblock with these levels.
+constexpr double kHeadBits =
+    8.0 * hbi::kHeadBytes / (hbi::kRunSuperblocks * kSuperblock);  // of a run that is full
+
+// Bits per element and phase of a superblock with these levels, where fields are packed.
 double BitsOf(const Planner& planner, const Point& point) {
   const auto n = static_cast<uint32_t>(planner.nranks());
   const Collective collective = planner.collective();
-  if (collective == Collective::kAllGather) return kWordBits + Width(1, point.k) / 2.0;
   const Config& config = planner.config();
+  const double heads = config.coding == hbi::Coding::kEntropy ? kHeadBits : 0;
+  if (collective == Collective::kAllGather) return kWordBits + heads + Width(1, point.k) / 2.0;
   const double coded = kWordBits * CodedHops(collective, planner.nranks(), config);
   const double fields = SumHalfBits(collective, planner.nranks(), config, point.k, point.k2) / 2.0;
-  const double sum = 2 * kWordBits + (fields + coded) / (n - 1);
+  const double sum = 2 * kWordBits + heads + (fields + coded) / (n - 1);
   if (collective == Collective::kReduceScatter) return sum;
-  const double result =
-      planner.requantizes() ? kWordBits + Width(1, point.k2) / 2.0 : Width(n, point.k) / 2.0;
+  const double result = planner.requantizes() ? kWordBits + heads + Width(1, point.k2) / 2.0
+                                              : Width(n, point.k) / 2.0;
   return (sum + result) / 2;
+}
+
+// What a budget of coded fields may turn out to send per bit: packed fields, where no code is
+// shorter.
+double MostPerBit(const Planner& planner) {
+  if (planner.config().coding == hbi::Coding::kFixed) return 1;
+  const double hops = Hops(planner.collective(), planner.nranks()) *
+                      (planner.collective() == Collective::kAllReduce ? 2.0 : 1.0);
+  double most = 1;
+  for (const Point& point : planner.choices()) {
+    if (point.k == 0) continue;
+    const double coded = point.cost / (hops * PartsOfBit(planner.config()));
+    const double side =
+        planner.collective() == Collective::kAllReduce ? 1.5 * kWordBits : kWordBits;
+    most = std::max(most, BitsOf(planner, point) / (coded + side));
+  }
+  return most;
 }
 
 // Checks that a sum fits its field.
@@ -123,7 +146,8 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
   }
   const uint64_t bytes =
       superblocks * std::max(PackedBytes(sum), hbi::kWordBytes + PackedBytes(result)) +
-      hbi::TrailerBytes(config);
+      hbi::TrailerBytes(config) +
+      (config.coding == hbi::Coding::kEntropy ? hbi::HeadBytes(superblocks) : 0);
   return static_cast<uint32_t>(std::min<uint64_t>(bytes, std::numeric_limits<uint32_t>::max()));
 }
 
@@ -145,7 +169,7 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
       exact_bits = std::max(exact_bits, (sent - planned) / 2);
     }
   }
-  *bits = config.bits8 == 0 ? worst_bits : config.bits8 / 8.0 + exact_bits;
+  *bits = config.bits8 == 0 ? worst_bits : config.bits8 / 8.0 * MostPerBit(*planner) + exact_bits;
   *relative_error = worst_error;
   const auto include = [&](Collective other, int contributions) {
     double other_bits = 0, other_error = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "base/log.h"
 #include "compress/checked_state.h"
@@ -109,6 +110,19 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
     return status;
   }
   Plan(range.segment, range.first / kWindow);
+  if (planners_->config().coding == Coding::kEntropy) {
+    const SliceContext slice = Slice(range);
+    const CodedPayloads::Call call{&range, &slice, call_.rank, trailer_};
+    Status status = coded_.Take(call, inputs, outputs);
+    if (!status.ok()) return status;
+    if (!coded_.outputs().empty()) {
+      const uint32_t trailer = std::exchange(trailer_, 0);  // checksums are those of coded payloads
+      status = CombineData(range, slice, coded_.inputs(), coded_.outputs());
+      trailer_ = trailer;
+      if (!status.ok()) return status;
+    }
+    return coded_.Put(call, inputs, outputs);
+  }
   return CombineData(range, Slice(range), inputs, outputs);
 }
 
@@ -175,7 +189,8 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   if (!status.ok()) return status;
   // A payload for non-temporal stores is built in cached memory and then copied as a whole.
   Sink* const payload = places.sum.at != nullptr ? &places.sum : &places.result;
-  const bool streams = non_temporal_payloads() && payload->at != nullptr;
+  const bool streams =
+      non_temporal_payloads() && payload->at != nullptr && planners_->config().coding == Coding::kFixed;
   if (streams) {
     const auto capacity = static_cast<size_t>(payload->limit - payload->at);
     if (outgoing_bytes_ < capacity) {
@@ -610,7 +625,8 @@ enum Kept : uint8_t { kOwnWords, kSum, kResult };
 }  // namespace
 
 bool HbiState::HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const {
-  if (planner_->config().rht || planner_->group() != 0) return false;
+  const Config& config = planner_->config();
+  if (config.rht || config.coding == Coding::kEntropy || planner_->group() != 0) return false;
   const size_t own = Count(inputs, Form::kInput), wanted = Count(outputs, Form::kOutput);
   if (own > 1 || wanted > 1 || own + wanted == 0) return false;
   if (Count(inputs, Form::kSum) > cuda::kMaxSources) return false;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "compress/hbi/coded_payloads.h"
 #include "compress/hbi/device_slices.h"
 #include "compress/hbi/hbi_codec.h"
 #include "compress/hbi/parts.h"
@@ -131,6 +132,7 @@ class HbiState final : public CodecState {
   std::vector<Group> groups_;
   std::unique_ptr<uint8_t[]> outgoing_;  // its payload, before non-temporal stores
   size_t outgoing_bytes_ = 0;
+  CodedPayloads coded_;
 };
 
 }  // namespace inccl::hbi

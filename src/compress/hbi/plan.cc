@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "compress/hbi/entropy.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
 
@@ -110,19 +111,19 @@ std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& 
   const auto n = static_cast<uint32_t>(nranks);
   const uint32_t hops = Hops(collective, nranks), group = GroupOf(collective, nranks, config);
   const uint32_t limit = (kFieldLimit + 2 * n - 1) / (2 * n), least = kLevels[0];
-  const auto half_bits = [&](uint32_t k, uint32_t k2) {
-    return int64_t{SumHalfBits(collective, nranks, config, k, k2)};
+  const auto cost = [&](uint32_t k, uint32_t k2) {
+    return CostOfSum(collective, nranks, config, k, k2);
   };
   std::vector<Choice> sums, results;
-  for (const uint32_t k : UsefulLevels(limit, [&](uint32_t k) { return half_bits(k, least); })) {
-    sums.push_back({4 * half_bits(k, least), SumError(k), k, 0});
+  for (const uint32_t k : UsefulLevels(limit, [&](uint32_t k) { return cost(k, least); })) {
+    sums.push_back({cost(k, least), SumError(k), k, 0});
   }
   if (collective == Collective::kAllReduce) {
     // What K and K2 cost are summands of what both cost.
-    for (const uint32_t k2 : UsefulLevels(limit, [](uint32_t k2) { return Width(1, k2); })) {
-      const int64_t more = half_bits(least, k2) - half_bits(least, least);
-      results.push_back(
-          {4 * (more + int64_t{hops} * Width(1, k2)), ResultError(group, n, k2), 0, k2});
+    const auto result = [&](uint32_t k2) { return CostOfResult(config, k2); };
+    for (const uint32_t k2 : UsefulLevels(limit, result)) {
+      const int64_t more = cost(least, k2) - cost(least, least);
+      results.push_back({more + hops * result(k2), ResultError(group, n, k2), 0, k2});
     }
     sums = SumOfHulls(LowerHull(sums), LowerHull(results));
   }
@@ -130,13 +131,14 @@ std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& 
 }
 
 // The smallest d >= 0 at which the step from a to b gains enough for what it costs.
-int Threshold(const Choice& a, const Choice& b) {
+int Threshold(const Choice& a, const Choice& b, const Config& config) {
   constexpr double kRoots[] = {1.0, 1.148698354997035, 1.3195079107728942, 1.515716566510398,
                                1.7411011265922482};
   const auto gain = static_cast<double>(a.error - b.error);
   const auto price = static_cast<double>(b.cost - a.cost);
-  int d = std::max(0, 5 * (32 + std::ilogb(price) - std::ilogb(gain)));  // not above it
-  while (gain * kRoots[d % 5] < std::ldexp(price, 33 - d / 5)) ++d;
+  const int octaves = 36 - std::bit_width(PartsOfBit(config) / 2);
+  int d = std::max(0, 5 * (octaves - 1 + std::ilogb(price) - std::ilogb(gain)));  // not above it
+  while (gain * kRoots[d % 5] < std::ldexp(price, octaves - d / 5)) ++d;
   return d;
 }
 
@@ -162,22 +164,43 @@ uint32_t SumHalfBits(Collective collective, int nranks, const Config& config, ui
   return half_bits;
 }
 
-int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& config) {
+uint32_t PartsOfBit(const Config& config) { return config.coding == Coding::kEntropy ? 64 : 8; }
+
+int64_t CostOfSum(Collective collective, int nranks, const Config& config, uint32_t k,
+                  uint32_t k2) {
+  if (config.coding == Coding::kFixed) {
+    return int64_t{4} * SumHalfBits(collective, nranks, config, k, k2);
+  }
+  const uint32_t shape =
+      Reduces(collective) ? ShapeOfSum(k, static_cast<uint32_t>(nranks)) : ShapeOfResult(k);
+  return int64_t{Hops(collective, nranks)} * Cost64(k, shape);
+}
+
+int64_t CostOfResult(const Config& config, uint32_t k2) {
+  if (config.coding == Coding::kFixed) return int64_t{4} * Width(1, k2);
+  return Cost64(k2, ShapeOfResult(k2));
+}
+
+int64_t BudgetOfSuperblock(Collective collective, int nranks, const Config& config) {
   int64_t per_hop8 = config.bits8;
   switch (collective) {
     case Collective::kReduceScatter: per_hop8 -= kAgreement8; break;
     case Collective::kAllGather: per_hop8 -= kOwnWords8; break;
     default: per_hop8 = 2 * per_hop8 - kAgreement8 - kOwnWords8;
   }
-  return Hops(collective, nranks) * per_hop8 - kOwnWords8 * CodedHops(collective, nranks, config);
+  const int64_t all8 =
+      Hops(collective, nranks) * per_hop8 - kOwnWords8 * CodedHops(collective, nranks, config);
+  return PartsOfBit(config) / 8 * all8;
 }
 
 uint32_t LeastBits8(Collective collective, int nranks, const Config& config) {
-  uint32_t half_bits = SumHalfBits(collective, nranks, config, 1, 1);
-  if (collective == Collective::kAllReduce) half_bits += Hops(collective, nranks) * Width(1, 1);
+  int64_t cost = CostOfSum(collective, nranks, config, 1, 1);
+  if (collective == Collective::kAllReduce) {
+    cost += Hops(collective, nranks) * CostOfResult(config, 1);
+  }
   Config least = config;
   least.bits8 = 1;
-  while (BudgetOfSuperblock8(collective, nranks, least) < int64_t{4} * half_bits) ++least.bits8;
+  while (BudgetOfSuperblock(collective, nranks, least) < cost) ++least.bits8;
   return least.bits8;
 }
 
@@ -185,17 +208,18 @@ Hull BuildHull(Collective collective, int nranks, const Config& config) {
   const std::vector<Choice> choices = AllChoices(collective, nranks, config);
   Hull hull;
   for (size_t i = 0; i < choices.size(); ++i) {
-    hull.points.push_back({.cost = static_cast<uint32_t>(choices[i].cost),
-                           .k = static_cast<uint16_t>(choices[i].k),
-                           .k2 = static_cast<uint16_t>(choices[i].k2),
-                           .threshold = i == 0 ? kAlways : Threshold(choices[i - 1], choices[i])});
+    hull.points.push_back(
+        {.cost = static_cast<uint32_t>(choices[i].cost),
+         .k = static_cast<uint16_t>(choices[i].k),
+         .k2 = static_cast<uint16_t>(choices[i].k2),
+         .threshold = i == 0 ? kAlways : Threshold(choices[i - 1], choices[i], config)});
   }
   // A point left of a hull leaves out some of the first ones.
   const Choice dropped{0, 6 * (int64_t{1} << 36) / 5, 0, 0};
   std::vector<Choice> more = choices;
   more.insert(more.begin(), dropped);
   hull.after_dropped = more.size() - LowerHull(more).size();
-  hull.threshold_after_dropped = Threshold(dropped, choices[hull.after_dropped]);
+  hull.threshold_after_dropped = Threshold(dropped, choices[hull.after_dropped], config);
   return hull;
 }
 
@@ -359,7 +383,7 @@ Planner::Rule Planner::MakeRule(std::vector<Rule::Step> steps, std::span<const i
               rule.steps[i].cost);
   }
   const auto& costs = rule.cost_by_distance;
-  const auto above = std::upper_bound(costs.begin(), costs.end(), Budget8(1));
+  const auto above = std::upper_bound(costs.begin(), costs.end(), Budget(1));
   rule.affordable = static_cast<int>(above - costs.begin()) - 1;
   return rule;
 }
@@ -372,16 +396,16 @@ void Planner::MakeRules(const Hull& hull) {
     steps.push_back({hull.points[i].cost, static_cast<uint8_t>(first_point + i)});
     thresholds.push_back(threshold);
   };
-  const int64_t budget8 = Budget8(1);
+  const int64_t budget = Budget(1);
   if (config_.levels == Levels::kEven) {
     for (size_t i = 0; i < points; ++i) add(i, kEvenScale * hull.points[i].threshold);
     even_ = MakeRule(steps, thresholds, -kEvenDepth, kEvenDepth + 1,
                      -kEvenDepth - std::max(0, thresholds.back()), 1);
-    if (hull.points.front().cost <= budget8) {
+    if (hull.points.front().cost <= budget) {
       // Where all superblocks are live, and all but a few have the largest energy, these have the
       // fewest levels.
       size_t over = 1;
-      while (over < points && hull.points[over].cost <= budget8) ++over;
+      while (over < points && hull.points[over].cost <= budget) ++over;
       first_choice_ = points_.size() - 1;
       if (over < points) {
         const int least = thresholds[over] - 1 - kEvenDepth;
@@ -443,7 +467,7 @@ const Planner::Rule& Planner::RuleFor(size_t superblocks, Energies* energies) co
     ++live;
     top = std::max(top, exponent);
   }
-  if (even_.steps.front().cost * live > Budget8(superblocks)) return energy_;
+  if (even_.steps.front().cost * live > Budget(superblocks)) return energy_;
   for (uint16_t& exponent : exponents) {
     if (exponent == Energies::kNotLive) continue;
     exponent = static_cast<uint16_t>(std::max(0, exponent + kEvenDepth - top));
@@ -469,11 +493,11 @@ void Planner::Count(size_t superblocks, Energies* energies) {
   }
 }
 
-int64_t Planner::Budget8(size_t superblocks) const {
-  return BudgetOfSuperblock8(collective_, nranks_, config_) * static_cast<int64_t>(superblocks);
+int64_t Planner::Budget(size_t superblocks) const {
+  return BudgetOfSuperblock(collective_, nranks_, config_) * static_cast<int64_t>(superblocks);
 }
 
-int64_t Planner::Cost8(const Rule& rule, const Energies& energies, int delta) {
+int64_t Planner::Cost(const Rule& rule, const Energies& energies, int delta) {
   int64_t cost = 0;
   for (const Energies::Bin& bin : energies.span()) {
     cost += int64_t{bin.superblocks} * rule.cost_by_distance[rule.Distance(bin.exponent, delta)];
@@ -482,7 +506,7 @@ int64_t Planner::Cost8(const Rule& rule, const Energies& energies, int delta) {
 }
 
 int Planner::FindDelta(const Rule& rule, const Energies& energies, size_t superblocks,
-                       int64_t budget8) {
+                       int64_t budget) {
   int low = rule.first_delta, high = rule.last_delta;
   const std::span<const Energies::Bin> bins = energies.span();
   if (!bins.empty() && rule.affordable >= 0) {
@@ -498,7 +522,7 @@ int Planner::FindDelta(const Rule& rule, const Energies& energies, size_t superb
   }
   while (low < high) {
     const int middle = low + (high - low) / 2;
-    if (Cost8(rule, energies, middle) <= budget8) {
+    if (Cost(rule, energies, middle) <= budget) {
       high = middle;
     } else {
       low = middle + 1;
@@ -509,9 +533,9 @@ int Planner::FindDelta(const Rule& rule, const Energies& energies, size_t superb
 
 void Planner::Spend(const uint8_t* words, const Rule& rule, const Energies& energies,
                     std::span<uint8_t> points, PlanSummary* summary) const {
-  const int64_t budget8 = Budget8(points.size());
-  const int delta = FindDelta(rule, energies, points.size(), budget8);
-  int64_t left8 = budget8 - Cost8(rule, energies, delta);
+  const int64_t budget = Budget(points.size());
+  const int delta = FindDelta(rule, energies, points.size(), budget);
+  int64_t left8 = budget - Cost(rule, energies, delta);
   // In locals: `points` are bytes, whose stores could change any object for the compiler.
   const uint8_t* const by_exponent = rule.by_distance.data() + rule.Distance(0, delta);
   const Rule::Step* const steps = rule.steps.data();

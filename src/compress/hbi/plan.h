@@ -27,7 +27,7 @@ namespace inccl::hbi {
 // next. It depends only on the collective, n and the options. The arithmetic is in integers but for
 // one fp64 product per threshold, so it is identical on all machines.
 struct HullPoint {
-  uint32_t cost = 0;       // eighths of a bit per element over the hops of a plan (Hops)
+  uint32_t cost = 0;       // parts of a bit (PartsOfBit) per element over the hops of a plan (Hops)
   uint16_t k = 0, k2 = 0;  // levels of the sum and of the all-gather
   int32_t threshold = 0;   // taken if a superblock's energy exponent exceeds the plan's delta by
                            // this, in fifths of an octave; ascending, kAlways of the first one
@@ -58,9 +58,15 @@ uint32_t SumHalfBits(Collective collective, int nranks, const Config& config, ui
 // The number of these hops that carry the sum's own side words.
 uint32_t CodedHops(Collective collective, int nranks, const Config& config);
 
-// The budget of a superblock, in eighths of a bit per element over the hops of a plan: `bits` minus
+// Plans count in eighths of a bit, those of entropy-coded payloads in 64ths.
+uint32_t PartsOfBit(const Config& config);
+// The cost of the hops of a sum of k levels, and of a result of k2 levels on one hop.
+int64_t CostOfSum(Collective collective, int nranks, const Config& config, uint32_t k, uint32_t k2);
+int64_t CostOfResult(const Config& config, uint32_t k2);
+
+// The budget of a superblock, in parts of a bit per element over the hops of a plan: `bits` minus
 // side words. Negative if the side words alone exceed `bits`.
-int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& config);
+int64_t BudgetOfSuperblock(Collective collective, int nranks, const Config& config);
 // The smallest bits8 for which every superblock can have K = 1.
 uint32_t LeastBits8(Collective collective, int nranks, const Config& config);
 
@@ -159,18 +165,18 @@ class Planner {
   // The rule of a window. The exponents become its own, minus its first one.
   const Rule& RuleFor(size_t superblocks, Energies* energies) const;
   static void Count(size_t superblocks, Energies* energies);  // sets the bins
-  // The cost of all superblocks at this delta, in eighths of a bit per element over the hops.
-  static int64_t Cost8(const Rule& rule, const Energies& energies, int delta);
+  // The cost of all superblocks at this delta, in parts of a bit per element over the hops.
+  static int64_t Cost(const Rule& rule, const Energies& energies, int delta);
   // The smallest delta whose cost fits. A superblock's cost grows with its distance, and each has
   // the same part of the budget, so delta lies between those with which all superblocks, and with
   // which none, have an affordable distance.
   static int FindDelta(const Rule& rule, const Energies& energies, size_t superblocks,
-                       int64_t budget8);
+                       int64_t budget);
   void Spend(const uint8_t* words, const Rule& rule, const Energies& energies,
              std::span<uint8_t> points, PlanSummary* summary) const;
 
-  // The budget of a window, in eighths of a bit per element over the hops.
-  int64_t Budget8(size_t superblocks) const;
+  // The budget of a window, in parts of a bit per element over the hops.
+  int64_t Budget(size_t superblocks) const;
 
   Collective collective_;
   int nranks_;

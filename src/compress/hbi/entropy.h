@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Entropy-coded fields (docs/format.md, "Coded fields"): a prefix code in place of the packed
+// fields of single contributions and of results. Packed fields are what goes in and what comes out.
+#ifndef INCCL_COMPRESS_HBI_ENTROPY_H_
+#define INCCL_COMPRESS_HBI_ENTROPY_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "compress/hbi/format.h"
+
+namespace inccl::hbi {
+
+inline constexpr uint32_t kRunSuperblocks = 8;  // superblocks of a run, which has a code
+inline constexpr uint32_t kShapes = 15;         // codes of a number of levels
+inline constexpr uint32_t kCodeBits = 11;       // of the longest code
+inline constexpr size_t kHeadBytes = 2;         // of a run
+inline constexpr size_t kFieldSlack = 16;  // bytes that the functions below touch beyond fields
+
+// The lengths of the codes of the letters of K levels, in bits, by letter without raw bits;
+// `letters` of them. The same on all machines.
+struct CodeLengths {
+  std::array<uint8_t, 256> bits{};
+  uint32_t letters = 0;
+};
+CodeLengths LengthsOf(uint32_t k, uint32_t shape);
+
+// 64 times the bits of an element that data of this shape have on average, rounded up, with heads.
+uint32_t Cost64(uint32_t k, uint32_t shape);
+// The shapes by which a plan counts: of one contribution among n ranks, and of a result.
+uint32_t ShapeOfSum(uint32_t k, uint32_t nranks);
+uint32_t ShapeOfResult(uint32_t k);
+
+// Bytes of the heads of a payload.
+constexpr size_t HeadBytes(size_t superblocks) {
+  return (superblocks + kRunSuperblocks - 1) / kRunSuperblocks * kHeadBytes;
+}
+
+// Codes the packed fields of superblocks with these levels (0: no fields), which have kFieldSlack
+// behind them. `out` has room for them and HeadBytes. Returns the bytes written.
+size_t EntropyEncode(std::span<const uint16_t> levels, const uint8_t* fields, uint8_t* out);
+
+// The reverse. False if these bytes are not what an encoder writes; then `fields` has any content.
+// Never reads beyond `bytes` nor writes beyond the packed fields.
+bool EntropyDecode(std::span<const uint16_t> levels, const uint8_t* in, size_t bytes,
+                   uint8_t* fields);
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_HBI_ENTROPY_H_
