@@ -64,15 +64,16 @@ struct Exact {
 bool Decodes(std::span<const uint16_t> levels, std::span<const uint8_t> payload,
              std::vector<uint8_t>* fields = nullptr) {
   const Exact in(payload), out(FieldBytes(levels));
-  const bool valid = EntropyDecode(levels, in.memory.get(), in.bytes, out.memory.get());
+  const bool valid =
+      EntropyDecode(hbi::BestKernels(), levels, in.memory.get(), in.bytes, out.memory.get());
   if (fields != nullptr) fields->assign(out.span().begin(), out.span().end());
   return valid;
 }
 
 std::vector<uint8_t> Encoded(std::span<const uint16_t> levels, std::vector<uint8_t> fields) {
-  fields.resize(fields.size() + hbi::kFieldSlack);
+  fields.resize(fields.size() + hbi::kReadSlack);
   const Exact in(fields), out(FieldBytes(levels) + hbi::HeadBytes(levels.size()));
-  const size_t bytes = EntropyEncode(levels, in.memory.get(), out.memory.get());
+  const size_t bytes = EntropyEncode(hbi::BestKernels(), levels, in.memory.get(), out.memory.get());
   EXPECT_LE(bytes, out.bytes);
   return {out.memory.get(), out.memory.get() + bytes};
 }
@@ -157,7 +158,7 @@ TEST(HbiEntropy, CostsAreThoseOfTheirData) {
     const std::vector<uint8_t> fields = Fields(levels, 0.297, &rng);
     const double bits = 8.0 * static_cast<double>(Encoded(levels, fields).size()) /
                         (static_cast<double>(levels.size()) * kSuperblock);
-    EXPECT_NEAR(bits, hbi::Cost64(k, 5) / 64.0, 0.06) << "K " << k;  // 2^(-7 / 4)
+    EXPECT_NEAR(bits, hbi::Cost64(k, 5) / 64.0, 0.1) << "K " << k;  // 2^(-7 / 4)
     EXPECT_LT(bits, hbi::Width(1, k) / 2.0 - 0.3) << "K " << k;
   }
 }

@@ -37,20 +37,18 @@ def width(levels):
 
 
 def base(half_bits):
-    """What the second value of a letter counts in the letter."""
-    return {5: 5, 7: 11, 9: 22, 11: 45, 13: 90, 15: 181}.get(half_bits, 1 << half_bits // 2)
+    """What the second value of a packed field counts in the field."""
+    return {5: 5, 7: 11, 9: 22, 11: 45, 13: 90, 15: 181}[half_bits]
 
 
 def raw_bits(levels):
+    """Low bits of a value that are not coded."""
     return max(0, (2 * levels).bit_length() - 4)
 
 
 def values_of_letter(levels):
+    """Consecutive elements that have one code."""
     return 4 if levels == 1 else 2
-
-
-def letter_bits(levels):
-    return width(levels) * values_of_letter(levels) // 2
 
 
 def below(levels, shape, edge):
@@ -134,42 +132,31 @@ def pack(levels, values):
     return result
 
 
-def split(levels, letter):
-    """The values of a letter of packed fields."""
-    radix = base(width(levels))
-    return [letter // radix**i % radix for i in range(values_of_letter(levels))]
-
-
-def letters(levels, packed):
-    bits = letter_bits(levels)
-    return [packed >> bits * i & (1 << bits) - 1 for i in range(SUPERBLOCK // values_of_letter(levels))]
-
-
-class Writer:
-    def __init__(self):
-        self.value, self.bits = 0, 0
-
-    def put(self, value, bits):
-        self.value |= value << self.bits
-        self.bits += bits
-
-
-def encode_superblock(levels, shape, packed, writer):
-    raw, table = raw_bits(levels), codes(levels, shape)
-    top = (2 * levels >> raw) + 1
-    for letter in letters(levels, packed):
-        values = split(levels, letter)
-        writer.put(*table[sum((value >> raw) * top**i for i, value in enumerate(values))])
-        for value in values:
-            writer.put(value & (1 << raw) - 1, raw)
+def unpack(levels, packed):
+    half_bits = width(levels)
+    if half_bits % 2 == 0:
+        bits = half_bits // 2
+        return [packed >> bits * i & (1 << bits) - 1 for i in range(SUPERBLOCK)]
+    values = [0] * SUPERBLOCK
+    for i in range(SUPERBLOCK // 2):
+        low = 64 * (i // 32) + i % 32
+        values[low + 32], values[low] = divmod(packed >> half_bits * i & (1 << half_bits) - 1, base(half_bits))
+    return values
 
 
 def encode_run(superblocks, shape):
-    """superblocks: (K, packed fields) of those that have levels. The run's bytes."""
-    writer = Writer()
+    """superblocks: (K, packed fields) of those that have levels. The run's bytes: raw bits, then codes."""
+    raws, code, code_bits = b'', 0, 0
     for levels, packed in superblocks:
-        encode_superblock(levels, shape, packed, writer)
-    return writer.value.to_bytes((writer.bits + 7) // 8, 'little')
+        raw, values = raw_bits(levels), unpack(levels, packed)
+        low = sum((value & (1 << raw) - 1) << raw * i for i, value in enumerate(values))
+        raws += low.to_bytes(SUPERBLOCK // 8 * raw, 'little')
+        table, tops, many = codes(levels, shape), (2 * levels >> raw) + 1, values_of_letter(levels)
+        for i in range(0, SUPERBLOCK, many):
+            bits, length = table[sum((value >> raw) * tops**j for j, value in enumerate(values[i:i + many]))]
+            code |= bits << code_bits
+            code_bits += length
+    return raws + code.to_bytes((code_bits + 7) // 8, 'little')
 
 
 def packed_run(superblocks):
@@ -178,24 +165,25 @@ def packed_run(superblocks):
 
 def decode_run(levels_of, shape, data):
     """The packed fields of superblocks with these levels. ValueError if the bytes do not end with the last letter."""
-    value, at, result = int.from_bytes(data, 'little'), 0, []
+    raw_at, result = 0, []
+    begin = sum(SUPERBLOCK // 8 * raw_bits(levels) for levels in levels_of)
+    code, at = int.from_bytes(data[begin:], 'little'), 0
     for levels in levels_of:
-        raw, radix = raw_bits(levels), base(width(levels))
-        top = (2 * levels >> raw) + 1
-        letter_of = {(length, code): letter for letter, (code, length) in codes(levels, shape).items()}
-        packed = 0
-        for i in range(SUPERBLOCK // values_of_letter(levels)):
-            length = next(n for n in range(1, MOST + 1) if (n, value >> at & (1 << n) - 1) in letter_of)
-            letter = letter_of[length, value >> at & (1 << length) - 1]
+        raw, many = raw_bits(levels), values_of_letter(levels)
+        size, tops = SUPERBLOCK // 8 * raw, (2 * levels >> raw) + 1
+        low = int.from_bytes(data[raw_at:raw_at + size], 'little')
+        raw_at += size
+        letter_of = {(length, bits): letter for letter, (bits, length) in codes(levels, shape).items()}
+        values = []
+        for _ in range(0, SUPERBLOCK, many):
+            length = next(n for n in range(1, MOST + 1) if (n, code >> at & (1 << n) - 1) in letter_of)
+            letter = letter_of[length, code >> at & (1 << length) - 1]
             at += length
-            field = 0
-            for j in range(values_of_letter(levels)):
-                field += ((letter // top**j % top << raw) + (value >> at & (1 << raw) - 1)) * radix**j
-                at += raw
-            packed |= field << letter_bits(levels) * i
-        result.append((levels, packed))
-    if (at + 7) // 8 != len(data) or value >> at:
-        raise ValueError(f'{len(data)} bytes where {at} bits are coded')
+            values += [letter // tops**j % tops << raw for j in range(many)]
+        values = [value + (low >> raw * i & (1 << raw) - 1) for i, value in enumerate(values)]
+        result.append((levels, pack(levels, values)))
+    if begin + (at + 7) // 8 != len(data) or code >> at:
+        raise ValueError(f'{len(data)} bytes where {begin} and {at} bits are coded')
     return result
 
 

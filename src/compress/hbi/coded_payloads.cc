@@ -70,8 +70,8 @@ Status CodedPayloads::Decode(const Call& call, const Term& input, const Term& pa
   const uint8_t* const in = Unsigned(input.data);
   uint8_t* const to = Unsigned(packed.data);
   std::memcpy(to, in, words);
-  if (EntropyDecode(LevelsOf(*call.slice, input.format.form), in + words, input.bytes - words,
-                    to + words)) {
+  if (EntropyDecode(*call.slice->kernels, LevelsOf(*call.slice, input.format.form), in + words,
+                    input.bytes - words, to + words)) {
     return Status::Ok();
   }
   return InternalError(
@@ -88,7 +88,8 @@ Status CodedPayloads::Encode(const Call& call, const Term& packed, Term* output)
   const uint8_t* const from = Unsigned(packed.data);
   std::memcpy(out, from, words);
   const size_t bytes =
-      words + EntropyEncode(LevelsOf(*call.slice, packed.format.form), from + words, out + words);
+      words + EntropyEncode(*call.slice->kernels, LevelsOf(*call.slice, packed.format.form),
+                            from + words, out + words);
   output->bytes = static_cast<uint32_t>(bytes);
   return Status::Ok();
 }
@@ -101,7 +102,7 @@ bool CodedPayloads::IsMade(const Format& format) const {
 Status CodedPayloads::Take(const Call& call, std::span<const Term> inputs,
                            std::span<const Term> outputs) {
   const uint64_t sum = SumBytes(*call.slice, 1), result = ResultBytes(*call.slice);
-  const size_t each = (std::max(sum, result) + kFieldSlack + 63) / 64 * 64;
+  const size_t each = (std::max(sum, result) + kReadSlack + 63) / 64 * 64;
   const size_t needed = (inputs.size() + 2) * each;  // of outputs there are at most two forms
   if (buffer_.size() < needed) buffer_.resize(needed);
   auto* at = reinterpret_cast<std::byte*>(buffer_.data());

@@ -14,7 +14,6 @@ namespace inccl::hbi {
 namespace {
 
 constexpr uint32_t kPacked = 15;  // a head's shape: the run's fields are as they are
-constexpr uint32_t kRunElements = kRunSuperblocks * kSuperblock;
 
 // 2^20 times the probability that |x| < i / 4 standard deviations; x is normal or Laplacian with
 // equal probability.
@@ -38,23 +37,20 @@ uint64_t Load(const uint8_t* at) {
 }
 void Store(uint64_t value, uint8_t* at) { std::memcpy(at, &value, sizeof value); }
 
-// How the packed fields of K levels are cut into letters.
-struct Letters {
-  uint32_t width = 0;   // half-bits of a field
-  uint32_t bits = 0;    // of a letter
-  uint32_t values = 0;  // elements of a letter
-  uint32_t raw = 0;     // low bits of each that are not coded
-  uint32_t radix = 0;   // of the values in a letter
-  uint32_t tops = 0;    // values without their raw bits
-  explicit Letters(uint32_t k)
-      : width(Width(1, k)),
-        bits(k == 1 ? 2 * width : width),
-        values(k == 1 ? 4 : 2),
-        raw(static_cast<uint32_t>(std::max(0, static_cast<int>(std::bit_width(2 * k)) - 4))),
-        radix(width % 2 != 0 ? PairBase(width) : 1u << width / 2),
-        tops((2 * k >> raw) + 1) {}
-  uint32_t codes() const { return values == 4 ? tops * tops * tops * tops : tops * tops; }
-};
+// How many low bits of a value are not coded, so that what is left is below 16.
+uint32_t RawBits(uint32_t k) {
+  const auto bits = static_cast<uint32_t>(std::bit_width(2 * k));
+  return bits > 4 ? bits - 4 : 0;
+}
+constexpr uint32_t kMostRaw = 9;
+// Values without raw bits.
+uint32_t TopsOf(uint32_t k) { return (2 * k >> RawBits(k)) + 1; }
+// A letter is a byte, of this many values: what packed fields of 8 / ValuesOf bits have.
+uint32_t ValuesOf(uint32_t k) { return k == 1 ? 4 : 2; }
+uint32_t LettersOf(uint32_t k) { return kSuperblock / ValuesOf(k); }
+uint32_t LetterWidth(uint32_t k) { return 16 / ValuesOf(k); }  // half-bits
+// Bytes of the raw bits of a superblock: packed fields of as many bits.
+uint32_t RawBytes(uint32_t k) { return PackedBytes(2 * RawBits(k)); }
 
 // 2^20 times the probability of a magnitude below edge / (2 K), with the edge's sign.
 int64_t Below(uint32_t k, uint32_t shape, int64_t edge) {
@@ -66,13 +62,13 @@ int64_t Below(uint32_t k, uint32_t shape, int64_t edge) {
   return edge < 0 ? -value : value;
 }
 
-// Of letters without their raw bits.
+// By number of the letter: the tops of its values are the digits, the first one the lowest.
 std::vector<uint64_t> WeightsOf(uint32_t k, uint32_t shape) {
-  const Letters letters(k);
-  std::vector<uint64_t> one(letters.tops);
-  for (uint32_t top = 0; top < letters.tops; ++top) {
-    const auto first = static_cast<int64_t>(top << letters.raw);
-    const auto last = std::min<int64_t>(((top + 1) << letters.raw) - 1, 2 * k);
+  const uint32_t raw = RawBits(k), tops = TopsOf(k);
+  std::vector<uint64_t> one(tops);
+  for (uint32_t top = 0; top < tops; ++top) {
+    const auto first = static_cast<int64_t>(top << raw);
+    const auto last = std::min<int64_t>(((top + 1) << raw) - 1, 2 * k);
     one[top] = static_cast<uint64_t>(Below(k, shape, 2 * (last - k) + 1) -
                                      Below(k, shape, 2 * (first - k) - 1) + 16);
   }
@@ -80,7 +76,7 @@ std::vector<uint64_t> WeightsOf(uint32_t k, uint32_t shape) {
   for (const uint64_t high : one) {
     for (const uint64_t low : one) two.push_back(low * high);
   }
-  if (letters.values == 2) return two;
+  if (ValuesOf(k) == 2) return two;
   std::vector<uint64_t> four;
   for (const uint64_t high : two) {
     for (const uint64_t low : two) four.push_back((low >> 21) * (high >> 21) + 1);
@@ -130,61 +126,35 @@ CodeLengths LengthsFor(std::span<const uint64_t> weights) {
   return lengths;
 }
 
-// A code of K levels.
+// A code of K levels. An entry is a value and, in its lowest six bits, the length of the code.
 struct CodeTable {
-  static constexpr uint32_t kDirectBits = 10;  // of a letter that is an index
-  // A code and its length in the upper byte: by packed letter, its raw bits included, or, of
-  // letters of more bits, by letter without raw bits.
-  std::array<uint32_t, 1u << kDirectBits> encode{};
-  // By the next bits: the letter with raw bits of zero, and the length of its code above.
-  std::array<uint32_t, 1u << kCodeBits> decode{};
+  static constexpr uint32_t kLength = 6;
+  std::array<uint32_t, 256> encode{};              // the code, by letter
+  std::array<uint16_t, 1u << kCodeBits> decode{};  // the letter, by the next bits
 
   CodeTable(uint32_t k, uint32_t shape);
 };
-constexpr uint32_t kLengthShift = 27;
-static_assert(2 * 13 <= kLengthShift, "letters of kMaxLevels and lengths share a word");
 
 CodeTable::CodeTable(uint32_t k, uint32_t shape) {
-  const Letters letters(k);
   const CodeLengths lengths = LengthsOf(k, shape);
-  std::array<uint32_t, 256> codes{};
+  const uint32_t tops = TopsOf(k);
   uint32_t code = 0;
   for (uint32_t length = 1; length <= kCodeBits; ++length, code <<= 1) {
-    for (uint32_t letter = 0; letter < lengths.letters; ++letter) {
-      if (lengths.bits[letter] != length) continue;
-      uint32_t reversed = 0;
-      for (uint32_t bit = 0; bit < length; ++bit)
-        reversed |= (code >> bit & 1) << (length - 1 - bit);
+    for (uint32_t number = 0; number < lengths.letters; ++number) {
+      if (lengths.bits[number] != length) continue;
+      uint32_t first_bit_lowest = 0, letter = 0;
+      for (uint32_t bit = 0; bit < length; ++bit) {
+        first_bit_lowest |= (code >> bit & 1) << (length - 1 - bit);
+      }
       ++code;
-      codes[letter] = reversed | length << 24;
-      uint32_t packed = 0, place = 1;
-      for (uint32_t i = 0, rest = letter; i < letters.values; ++i, rest /= letters.tops) {
-        packed += (rest % letters.tops << letters.raw) * place;
-        place *= letters.radix;
+      for (uint32_t i = 0, rest = number; i < ValuesOf(k); ++i, rest /= tops) {
+        letter |= rest % tops << i * 8 / ValuesOf(k);
       }
-      for (uint32_t next = reversed; next < decode.size(); next += 1u << length) {
-        decode[next] = packed | length << kLengthShift;
+      encode[letter] = first_bit_lowest << kLength | length;
+      for (uint32_t next = first_bit_lowest; next < decode.size(); next += 1u << length) {
+        decode[next] = static_cast<uint16_t>(letter << kLength | length);
       }
     }
-  }
-  if (letters.bits > kDirectBits) {
-    std::copy(codes.begin(), codes.end(), encode.begin());
-    return;
-  }
-  for (uint32_t packed = 0; packed < 1u << letters.bits; ++packed) {
-    uint32_t letter = 0, raw = 0, place = 1, rest = packed, raws = 0;
-    bool valid = true;
-    for (uint32_t i = 0; i < letters.values; ++i, rest /= letters.radix) {
-      const uint32_t value = rest % letters.radix;
-      valid = valid && value >> letters.raw < letters.tops;
-      letter += (value >> letters.raw) * place;
-      place *= letters.tops;
-      raw |= (value & ((1u << letters.raw) - 1)) << raws;
-      raws += letters.raw;
-    }
-    if (!valid) continue;  // no encoder meets it
-    const uint32_t bits = codes[letter] >> 24;
-    encode[packed] = (codes[letter] & 0xffffff) | raw << bits | (bits + raws) << 24;
   }
 }
 
@@ -213,104 +183,95 @@ const CodeTable& TableOf(TablesOfLevels* tables, uint32_t k, uint32_t shape) {
                                 std::make_unique<const CodeTable>(k, shape));
 }
 
-// ---------------------------------------------------------------- encoding
+// ---------------------------------------------------------------- runs
 
-// Cuts letters of more than kDirectBits.
-class Splitter {
- public:
-  explicit Splitter(const Letters& letters)
-      : raw_(letters.raw),
-        low_((1u << letters.raw) - 1),
-        tops_(letters.tops),
-        radix_(letters.radix),
-        half_(letters.width % 2 == 0 ? letters.width / 2 : 0),
-        inverse_(InverseOfBase(letters.width)) {}
-  uint32_t Index(uint32_t letter, uint32_t* raws) const {
-    const uint32_t high =
-        half_ != 0 ? letter >> half_ : (letter * inverse_.times >> 16) >> inverse_.shift;
-    const uint32_t low = letter - high * radix_;
-    *raws = (low & low_) | (high & low_) << raw_;
-    return (low >> raw_) + (high >> raw_) * tops_;
-  }
-
- private:
-  uint32_t raw_, low_, tops_, radix_, half_;
-  PairInverse inverse_;
+// What a head says of a run.
+struct Head {
+  uint32_t shape;  // or kPacked
+  uint32_t bytes;
 };
 
-// Appends bits to memory.
-struct BitWriter {
-  uint8_t* at;
-  uint64_t value = 0;
-  uint32_t bits = 0;  // below 8 after Flush
-  void Put(uint64_t code, uint32_t length) {
-    value |= code << bits;
-    bits += length;
-  }
-  void Flush() {
-    Store(value, at);
-    at += bits / 8;
-    value >>= bits & ~7u;
-    bits &= 7;
-  }
-};
-
-void EncodeSuperblock(const Letters& letters, const CodeTable& table, const uint8_t* fields,
-                      BitWriter* writer) {
-  const uint32_t count = kSuperblock / letters.values, width = letters.bits;
-  const uint64_t mask = (uint64_t{1} << width) - 1;
-  BitWriter out = *writer;
-  if (width <= CodeTable::kDirectBits) {
-    for (uint32_t i = 0, at = 0; i < count; i += 4, at += 4 * width) {
-      uint64_t four = Load(fields + at / 8) >> at % 8;
-      for (uint32_t j = 0; j < 4; ++j, four >>= width) {
-        const uint32_t entry = table.encode[four & mask];
-        out.Put(entry & 0xffffff, entry >> 24);
-      }
-      out.Flush();
-    }
-  } else {
-    const Splitter splitter(letters);
-    for (uint32_t i = 0, at = 0; i < count; ++i, at += width) {
-      uint32_t raws = 0;
-      const auto letter = static_cast<uint32_t>(Load(fields + at / 8) >> at % 8 & mask);
-      // A value beyond 2 K, which no rank's kernel makes, would not be an index.
-      const uint32_t entry = table.encode[splitter.Index(letter, &raws) & 0xff];
-      out.Put(entry & 0xffffff, entry >> 24);
-      out.Put(raws, 2 * letters.raw);
-      out.Flush();
-    }
-  }
-  *writer = out;
-}
-
-constexpr uint32_t kMostRaw = 9;  // of a value of kMaxLevels
-constexpr size_t kMostRunBytes = kRunElements / 2 * (kCodeBits + 2 * kMostRaw) / 8 + 8;
-
-// A run to be coded: its superblocks that have levels.
+// The superblocks of a run that have levels, on their way between fields and a code.
 struct Run {
   std::array<uint32_t, kRunSuperblocks> k;
-  std::array<const uint8_t*, kRunSuperblocks> fields;
   uint32_t superblocks = 0;
-  size_t bytes = 0;  // of all fields
+  size_t packed = 0, raw = 0;  // bytes of all fields; of all raw bits
+  uint8_t letters[kRunSuperblocks][kSuperblock / 2 + kWriteSlack];
+
+  // Superblocks from `first` on.
+  void Begin(std::span<const uint16_t> levels, size_t first) {
+    superblocks = 0;
+    packed = raw = 0;
+    for (size_t s = first; s < std::min(first + kRunSuperblocks, levels.size()); ++s) {
+      if (levels[s] == 0) continue;
+      k[superblocks++] = levels[s];
+      packed += PackedBytes(Width(1, levels[s]));
+      raw += RawBytes(levels[s]);
+    }
+  }
 };
+
+// Makes letters and raw bits of packed fields.
+void Split(const Kernels& kernels, const uint8_t* fields, Run* run, uint8_t* raw) {
+  alignas(64) uint16_t tile[kSuperblock], low[kSuperblock];
+  uint8_t low_fields[PackedBytes(2 * kMostRaw) + kWriteSlack];
+  for (uint32_t s = 0; s < run->superblocks; ++s) {
+    const uint32_t k = run->k[s], width = Width(1, k), bits = RawBits(k);
+    if (width == LetterWidth(k)) {
+      std::memcpy(run->letters[s], fields, LettersOf(k));
+    } else {
+      kernels.unpack(fields, width, tile, 1);
+      if (bits != 0) {
+        for (uint32_t i = 0; i < kSuperblock; ++i) {
+          low[i] = static_cast<uint16_t>(tile[i] & ((1u << bits) - 1));
+          tile[i] = static_cast<uint16_t>(tile[i] >> bits & 15);
+        }
+        kernels.pack(low, 2 * bits, low_fields, 1);
+        std::memcpy(raw, low_fields, RawBytes(k));
+        raw += RawBytes(k);
+      }
+      kernels.pack(tile, LetterWidth(k), run->letters[s], 1);
+    }
+    fields += PackedBytes(width);
+  }
+}
+
+// The reverse. `raw` is readable for kReadSlack more.
+void Join(const Kernels& kernels, const Run& run, const uint8_t* raw, uint8_t* fields) {
+  alignas(64) uint16_t tile[kSuperblock], low[kSuperblock];
+  uint8_t letters[kSuperblock / 2 + kReadSlack];
+  uint8_t packed[PackedBytes(Width(1, kMaxLevels)) + kWriteSlack];
+  for (uint32_t s = 0; s < run.superblocks; ++s) {
+    const uint32_t k = run.k[s], width = Width(1, k), bits = RawBits(k);
+    if (width == LetterWidth(k)) {
+      std::memcpy(fields, run.letters[s], LettersOf(k));
+    } else {
+      std::memcpy(letters, run.letters[s], kSuperblock / 2);
+      kernels.unpack(letters, LetterWidth(k), tile, 1);
+      if (bits != 0) {
+        kernels.unpack(raw, 2 * bits, low, 1);
+        for (uint32_t i = 0; i < kSuperblock; ++i) {
+          tile[i] = static_cast<uint16_t>(tile[i] << bits | low[i]);
+        }
+        raw += RawBytes(k);
+      }
+      kernels.pack(tile, width, packed, 1);
+      std::memcpy(fields, packed, PackedBytes(width));
+    }
+    fields += PackedBytes(width);
+  }
+}
+
+// ---------------------------------------------------------------- encoding
 
 // The bits of some letters of the run.
 uint64_t SampleBits(const Run& run, uint32_t shape) {
-  constexpr uint32_t kEvery = 8;
+  constexpr uint32_t kEvery = 16;
   uint64_t bits = 0;
   for (uint32_t s = 0; s < run.superblocks; ++s) {
-    const Letters letters(run.k[s]);
     const CodeTable& table = TableOf(&TablesOf(run.k[s]), run.k[s], shape);
-    const bool direct = letters.bits <= CodeTable::kDirectBits;
-    const Splitter splitter(letters);
-    for (uint32_t i = s; i < kSuperblock / letters.values; i += kEvery) {
-      const uint32_t at = i * letters.bits;
-      const auto letter = static_cast<uint32_t>(Load(run.fields[s] + at / 8) >> at % 8 &
-                                                ((uint64_t{1} << letters.bits) - 1));
-      uint32_t raws = 0;
-      const uint32_t index = direct ? letter : splitter.Index(letter, &raws) & 0xff;
-      bits += table.encode[index] >> 24;
+    for (uint32_t i = 2 * s; i < LettersOf(run.k[s]); i += kEvery) {
+      bits += table.encode[run.letters[s][i]] & 63;
     }
   }
   return bits;
@@ -319,168 +280,129 @@ uint64_t SampleBits(const Run& run, uint32_t shape) {
 // The best shape for the run near another one.
 uint32_t ShapeNear(const Run& run, uint32_t shape) {
   uint64_t best = SampleBits(run, shape);
-  for (const int step : {1, -1}) {
+  for (const uint32_t step : {1u, ~0u}) {
     const uint32_t begin = shape;
-    while (shape + static_cast<uint32_t>(step) < kShapes) {
-      const uint64_t bits = SampleBits(run, shape + static_cast<uint32_t>(step));
+    while (shape + step < kShapes) {
+      const uint64_t bits = SampleBits(run, shape + step);
       if (bits >= best) break;
       best = bits;
-      shape += static_cast<uint32_t>(step);
+      shape += step;
     }
     if (shape != begin) break;
   }
   return shape;
 }
 
-// Returns the number of bytes of the run's code.
-size_t EncodeRun(const Run& run, uint32_t shape, uint8_t* out) {
-  BitWriter writer{out};
+constexpr size_t kMostCode = kRunSuperblocks * kSuperblock / 2 * kCodeBits / 8 + sizeof(uint64_t);
+
+// Returns the number of bytes of the letters' codes.
+size_t EncodeLetters(const Run& run, uint32_t shape, uint8_t* out) {
+  uint8_t* at = out;
+  uint64_t value = 0;
+  uint32_t bits = 0;
   for (uint32_t s = 0; s < run.superblocks; ++s) {
-    const CodeTable& table = TableOf(&TablesOf(run.k[s]), run.k[s], shape);
-    EncodeSuperblock(Letters(run.k[s]), table, run.fields[s], &writer);
+    const std::array<uint32_t, 256>& codes = TableOf(&TablesOf(run.k[s]), run.k[s], shape).encode;
+    const uint8_t* const letters = run.letters[s];
+    for (uint32_t i = 0; i < LettersOf(run.k[s]); i += 4) {
+      for (uint32_t j = 0; j < 4; ++j) {
+        const uint32_t entry = codes[letters[i + j]];
+        value |= uint64_t{entry >> CodeTable::kLength} << bits;
+        bits += entry & 63;
+      }
+      Store(value, at);
+      at += bits / 8;
+      value >>= bits & ~7u;
+      bits &= 7;
+    }
   }
-  return static_cast<size_t>(writer.at - out) + (writer.bits + 7) / 8;
+  if (bits != 0) *at++ = static_cast<uint8_t>(value);
+  return static_cast<size_t>(at - out);
 }
 
 // ---------------------------------------------------------------- decoding
 
-// A superblock on its way from a code to fields.
-struct Decoding {
-  const uint8_t* in = nullptr;
-  uint64_t at = 0;  // bits
-  const CodeTable* table = nullptr;
-  uint32_t k = 0;
+// A run whose code is being read, in memory of its own.
+struct CodedRun {
+  Run run;
+  uint32_t shape = 0;
+  size_t bytes = 0;
+  uint8_t* fields = nullptr;
+  uint32_t superblock = 0, letter = 0;  // the next one
+  uint64_t at = 0;                      // bits
+  // Zeros for what one step may read beyond the end, and for Join.
+  static constexpr uint32_t kStep = 64;  // letters
+  static constexpr size_t kBeyond = kStep * kCodeBits / 8 + kReadSlack;
+  uint8_t code[4096 + kBeyond];
+
+  bool done() const { return superblock == run.superblocks; }
+  // Whether the code ends with the last letter and zeros up to a whole byte.
+  bool EndsWell() const {
+    return (at + 7) / 8 == bytes && (at % 8 == 0 || code[at / 8] >> at % 8 == 0);
+  }
 };
 
-// Decodes letters of `kJobs` superblocks, so that their dependent loads overlap. Of each one there
-// are as many as of the others, with `kTogether` codes and raw bits in less than 57 bits.
-template <size_t kJobs, uint32_t kTogether>
-void DecodeLetters(uint32_t count, std::array<Decoding*, kJobs> jobs,
-                   std::array<std::array<uint32_t, kSuperblock / 2>, kJobs>* letters) {
-  std::array<uint64_t, kJobs> at, bits{};
-  std::array<const uint8_t*, kJobs> in;
-  std::array<const uint32_t*, kJobs> table;
-  std::array<uint32_t, kJobs> raw, radix;
-  for (size_t j = 0; j < kJobs; ++j) {
-    const Letters of(jobs[j]->k);
-    at[j] = jobs[j]->at;
-    in[j] = jobs[j]->in;
-    table[j] = jobs[j]->table->decode.data();
-    raw[j] = of.raw;
-    radix[j] = of.radix;
-  }
-  for (uint32_t i = 0; i < count; i += kTogether) {
-    for (size_t j = 0; j < kJobs; ++j) bits[j] = Load(in[j] + at[j] / 8) >> at[j] % 8;
-    for (uint32_t t = 0; t < kTogether; ++t) {
-      for (size_t j = 0; j < kJobs; ++j) {
-        const uint32_t entry = table[j][bits[j] & ((1u << kCodeBits) - 1)];
-        const uint32_t length = entry >> kLengthShift;
-        uint32_t letter = entry & ((1u << kLengthShift) - 1);
-        bits[j] >>= length;
-        at[j] += length;
-        if constexpr (kTogether < 4) {
-          const uint32_t mask = (1u << raw[j]) - 1;
-          const auto low = static_cast<uint32_t>(bits[j]);
-          letter += (low & mask) + (low >> raw[j] & mask) * radix[j];
-          bits[j] >>= 2 * raw[j];
-          at[j] += 2 * raw[j];
-        }
-        (*letters)[j][i + t] = letter;
-      }
+// Decodes kStep letters of each of some runs, so that their dependent loads overlap.
+template <size_t kRuns>
+void DecodeStep(const std::array<CodedRun*, 4>& runs) {
+  constexpr uint32_t kIndex = (1u << kCodeBits) - 1;
+  std::array<const uint16_t*, kRuns> tables;
+  std::array<const uint8_t*, kRuns> in;
+  std::array<uint8_t*, kRuns> out;
+  std::array<uint64_t, kRuns> at;
+  for (size_t r = 0; r < kRuns; ++r) {
+    CodedRun& from = *runs[r];
+    const uint32_t k = from.run.k[from.superblock];
+    tables[r] = TableOf(&TablesOf(k), k, from.shape).decode.data();
+    in[r] = from.code;
+    out[r] = from.run.letters[from.superblock] + from.letter;
+    at[r] = from.at;
+    from.letter += CodedRun::kStep;
+    if (from.letter == LettersOf(k)) {
+      from.letter = 0;
+      ++from.superblock;
     }
   }
-  for (size_t j = 0; j < kJobs; ++j) jobs[j]->at = at[j];
-}
-
-void PackLetters(const Letters& of, const uint32_t* letters, uint8_t* out) {
-  uint8_t packed[PackedBytes(Width(1, kMaxLevels)) + sizeof(uint64_t)];
-  BitWriter writer{packed};
-  for (uint32_t i = 0; i < kSuperblock / of.values; i += 2) {
-    writer.Put(letters[i], of.bits);
-    writer.Put(letters[i + 1], of.bits);
-    writer.Flush();
+  for (uint32_t i = 0; i < CodedRun::kStep; i += 4) {
+    for (size_t r = 0; r < kRuns; ++r) {
+      uint64_t bits = Load(in[r] + at[r] / 8) >> at[r] % 8;
+      uint32_t four = 0, lengths = 0;
+      for (uint32_t j = 0; j < 4; ++j) {
+        const uint32_t entry = tables[r][bits & kIndex];
+        bits >>= entry & 63;
+        four |= entry >> CodeTable::kLength << 8 * j;
+        lengths += entry;
+      }
+      at[r] += lengths & 63;  // four lengths are less than 64
+      std::memcpy(out[r] + i, &four, sizeof four);
+    }
   }
-  std::memcpy(out, packed, PackedBytes(of.width));
+  for (size_t r = 0; r < kRuns; ++r) runs[r]->at = at[r];
 }
+static_assert(4 * kCodeBits < 64 - 7);
 
-uint32_t TogetherOf(const Letters& letters) {
-  if (letters.raw == 0) return 4;
-  return 2 * (kCodeBits + 2 * letters.raw) <= 57 ? 2 : 1;
-}
-
-template <size_t kJobs>
-void DecodeSuperblocks(std::array<Decoding*, kJobs> jobs, std::array<uint8_t*, kJobs> fields) {
-  std::array<std::array<uint32_t, kSuperblock / 2>, kJobs> letters;
-  const Letters first(jobs[0]->k);
-  const uint32_t count = kSuperblock / first.values;
-  switch (TogetherOf(first)) {
-    case 4: DecodeLetters<kJobs, 4>(count, jobs, &letters); break;
-    case 2: DecodeLetters<kJobs, 2>(count, jobs, &letters); break;
-    default: DecodeLetters<kJobs, 1>(count, jobs, &letters);
-  }
-  for (size_t j = 0; j < kJobs; ++j) PackLetters(Letters(jobs[j]->k), letters[j].data(), fields[j]);
-}
-
-// Whether two superblocks decode in the same steps.
-bool AreAlike(uint32_t k, uint32_t other) {
-  const Letters a(k), b(other);
-  return a.values == b.values && TogetherOf(a) == TogetherOf(b);
-}
-
-// A run on its way: its code in memory of its own, with zeros behind it.
-struct CodedRun {
-  std::array<uint32_t, kRunSuperblocks> k;
-  std::array<uint8_t*, kRunSuperblocks> fields;
-  uint32_t superblocks = 0, next = 0, shape = 0;
-  size_t bytes = 0;
-  Decoding decoding;
-  // Zeros for what one superblock may read beyond the end.
-  std::array<uint8_t, 4096 + kSuperblock / 2 * (kCodeBits + 2 * kMostRaw) / 8 + 16> code;
-
-  bool done() const { return next == superblocks; }
-  // Sets the next superblock. False if the code has ended before.
-  bool Begin() {
-    if (decoding.at > 8 * bytes) return false;
-    decoding.k = k[next];
-    decoding.table = &TableOf(&TablesOf(k[next]), k[next], shape);
-    return true;
-  }
-  // Whether the code ends with the last letter, and zeros up to a whole byte.
-  bool EndsWell() const {
-    if (decoding.at > 8 * bytes || (decoding.at + 7) / 8 != bytes) return false;
-    return decoding.at % 8 == 0 || code[decoding.at / 8] >> decoding.at % 8 == 0;
-  }
-};
-
-// Decodes runs beside each other. False if one is malformed.
-constexpr size_t kAbreast = 4;
-bool DecodeRuns(std::span<CodedRun> runs) {
+// Decodes runs beside each other and writes their fields. False if one is malformed.
+bool DecodeRuns(const Kernels& kernels, std::span<CodedRun> runs) {
   for (;;) {
-    std::array<CodedRun*, kAbreast> ready{};
+    std::array<CodedRun*, 4> ready{};
     size_t count = 0;
     for (CodedRun& run : runs) {
-      if (run.done()) continue;
-      if (!run.Begin()) return false;
-      if (count == 0 || AreAlike(ready[0]->decoding.k, run.decoding.k)) ready[count++] = &run;
+      if (run.at > 8 * run.bytes) return false;  // it has ended before
+      if (!run.done()) ready[count++] = &run;
     }
-    if (count == 0) break;
-    const auto take = [&]<size_t kJobs>(std::integral_constant<size_t, kJobs>) {
-      std::array<Decoding*, kJobs> jobs;
-      std::array<uint8_t*, kJobs> fields;
-      for (size_t j = 0; j < kJobs; ++j) {
-        jobs[j] = &ready[j]->decoding;
-        fields[j] = ready[j]->fields[ready[j]->next++];
-      }
-      DecodeSuperblocks<kJobs>(jobs, fields);
-    };
     switch (count) {
-      case 1: take(std::integral_constant<size_t, 1>()); break;
-      case 2: take(std::integral_constant<size_t, 2>()); break;
-      case 3: take(std::integral_constant<size_t, 3>()); break;
-      default: take(std::integral_constant<size_t, 4>());
+      case 0: break;
+      case 1: DecodeStep<1>(ready); continue;
+      case 2: DecodeStep<2>(ready); continue;
+      case 3: DecodeStep<3>(ready); continue;
+      default: DecodeStep<4>(ready); continue;
     }
+    break;
   }
-  return std::all_of(runs.begin(), runs.end(), [](const CodedRun& run) { return run.EndsWell(); });
+  for (const CodedRun& run : runs) {
+    if (!run.EndsWell()) return false;
+    Join(kernels, run.run, run.code, run.fields);
+  }
+  return true;
 }
 
 }  // namespace
@@ -488,7 +410,6 @@ bool DecodeRuns(std::span<CodedRun> runs) {
 CodeLengths LengthsOf(uint32_t k, uint32_t shape) { return LengthsFor(WeightsOf(k, shape)); }
 
 uint32_t Cost64(uint32_t k, uint32_t shape) {
-  const Letters letters(k);
   const std::vector<uint64_t> weights = WeightsOf(k, shape);
   const CodeLengths lengths = LengthsFor(weights);
   uint64_t total = 0, bits = 0;
@@ -496,80 +417,75 @@ uint32_t Cost64(uint32_t k, uint32_t shape) {
     total += weights[i];
     bits += weights[i] * lengths.bits[i];
   }
-  total *= letters.values;
-  return static_cast<uint32_t>((64 * bits + total - 1) / total) + 64 * letters.raw + 1;
+  total *= ValuesOf(k);
+  return static_cast<uint32_t>((64 * bits + total - 1) / total) + 64 * RawBits(k) + 1;
 }
 
 uint32_t ShapeOfSum(uint32_t k, uint32_t nranks) {
   const auto spread = static_cast<uint32_t>(std::bit_width(nranks - 1));
-  return std::min(5u, 2 + spread) - (k == 1 ? 1 : 0);
+  return k == 1 ? std::min(3u, 1 + spread) : std::min(5u, 2 + spread);
 }
 
 uint32_t ShapeOfResult(uint32_t k) { return std::min(k - 1, 2u); }
 
-size_t EntropyEncode(std::span<const uint16_t> levels, const uint8_t* fields, uint8_t* out) {
+size_t EntropyEncode(const Kernels& kernels, std::span<const uint16_t> levels,
+                     const uint8_t* fields, uint8_t* out) {
   uint8_t* head = out;
   uint8_t* at = out + HeadBytes(levels.size());
   uint32_t shape = 4;
-  uint8_t code[kMostRunBytes];
+  Run run;
+  uint8_t code[kRunSuperblocks * PackedBytes(2 * kMostRaw) + kMostCode];
   for (size_t s = 0; s < levels.size(); s += kRunSuperblocks, head += kHeadBytes) {
-    Run run;
-    for (size_t i = s; i < std::min(s + kRunSuperblocks, levels.size()); ++i) {
-      if (levels[i] == 0) continue;
-      run.k[run.superblocks] = levels[i];
-      run.fields[run.superblocks++] = fields + run.bytes;
-      run.bytes += PackedBytes(Width(1, levels[i]));
-    }
+    run.Begin(levels, s);
+    Split(kernels, fields, &run, code);
     shape = ShapeNear(run, shape);
-    const size_t bytes = EncodeRun(run, shape, code);
-    const bool pays = bytes < run.bytes;
+    const size_t bytes = run.raw + EncodeLetters(run, shape, code + run.raw);
+    const bool pays = bytes < run.packed;
     const auto what = static_cast<uint16_t>(pays ? shape << 12 | bytes : kPacked << 12);
     std::memcpy(head, &what, sizeof what);
-    std::memcpy(at, pays ? code : fields, pays ? bytes : run.bytes);
-    at += pays ? bytes : run.bytes;
-    fields += run.bytes;
+    std::memcpy(at, pays ? code : fields, pays ? bytes : run.packed);
+    at += pays ? bytes : run.packed;
+    fields += run.packed;
   }
   return static_cast<size_t>(at - out);
 }
 
-bool EntropyDecode(std::span<const uint16_t> levels, const uint8_t* in, size_t bytes,
-                   uint8_t* fields) {
+bool EntropyDecode(const Kernels& kernels, std::span<const uint16_t> levels, const uint8_t* in,
+                   size_t bytes, uint8_t* fields) {
   const size_t heads = HeadBytes(levels.size());
   if (bytes < heads) return false;
   const uint8_t* const end = in + bytes;
   const uint8_t* at = in + heads;
-  std::array<CodedRun, kAbreast> runs;
+  CodedRun runs[4];
   size_t coded = 0;
   for (size_t s = 0; s < levels.size(); s += kRunSuperblocks, in += kHeadBytes) {
     CodedRun& run = runs[coded];
-    run.superblocks = run.next = 0;
-    size_t packed = 0;
-    for (size_t i = s; i < std::min(s + kRunSuperblocks, levels.size()); ++i) {
-      if (levels[i] == 0) continue;
-      run.k[run.superblocks] = levels[i];
-      run.fields[run.superblocks++] = fields + packed;
-      packed += PackedBytes(Width(1, levels[i]));
-    }
+    run.run.Begin(levels, s);
+    const size_t packed = run.run.packed;
     uint16_t head;
     std::memcpy(&head, in, sizeof head);
     run.shape = head >> 12;
     run.bytes = head & 0xfff;
     const bool plain = run.shape == kPacked;
-    if (plain ? run.bytes != 0 : run.bytes >= packed) return false;
+    if (plain ? run.bytes != 0 : run.bytes < run.run.raw || run.bytes >= packed) return false;
     if (plain) run.bytes = packed;
     if (run.bytes > static_cast<size_t>(end - at)) return false;
     if (plain) {
       std::memcpy(fields, at, packed);
     } else {
-      std::memcpy(run.code.data(), at, run.bytes);
-      std::memset(run.code.data() + run.bytes, 0, run.code.size() - run.bytes);
-      run.decoding = {.in = run.code.data()};
-      if (++coded == kAbreast && !DecodeRuns({runs.data(), std::exchange(coded, 0)})) return false;
+      std::memcpy(run.code, at, run.bytes);
+      std::memset(run.code + run.bytes, 0, CodedRun::kBeyond);
+      run.fields = fields;
+      run.superblock = run.letter = 0;
+      run.at = 8 * run.run.raw;
+      if (++coded == std::size(runs) && !DecodeRuns(kernels, {runs, std::exchange(coded, 0)})) {
+        return false;
+      }
     }
     at += run.bytes;
     fields += packed;
   }
-  return at == end && DecodeRuns({runs.data(), coded});
+  return at == end && DecodeRuns(kernels, {runs, coded});
 }
 
 }  // namespace inccl::hbi

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "compress/hbi/format.h"
+#include "compress/kernels/hbi_kernels.h"
 
 namespace inccl::hbi {
 
@@ -20,8 +21,8 @@ inline constexpr uint32_t kCodeBits = 11;       // of the longest code
 inline constexpr size_t kHeadBytes = 2;         // of a run
 inline constexpr size_t kFieldSlack = 16;  // bytes that the functions below touch beyond fields
 
-// The lengths of the codes of the letters of K levels, in bits, by letter without raw bits;
-// `letters` of them. The same on all machines.
+// The lengths of the codes of K levels, in bits, by number of the letter; `letters` of them. The
+// same on all machines.
 struct CodeLengths {
   std::array<uint8_t, 256> bits{};
   uint32_t letters = 0;
@@ -39,14 +40,15 @@ constexpr size_t HeadBytes(size_t superblocks) {
   return (superblocks + kRunSuperblocks - 1) / kRunSuperblocks * kHeadBytes;
 }
 
-// Codes the packed fields of superblocks with these levels (0: no fields), which have kFieldSlack
+// Codes the packed fields of superblocks with these levels (0: no fields), which have kReadSlack
 // behind them. `out` has room for them and HeadBytes. Returns the bytes written.
-size_t EntropyEncode(std::span<const uint16_t> levels, const uint8_t* fields, uint8_t* out);
+size_t EntropyEncode(const Kernels& kernels, std::span<const uint16_t> levels,
+                     const uint8_t* fields, uint8_t* out);
 
 // The reverse. False if these bytes are not what an encoder writes; then `fields` has any content.
 // Never reads beyond `bytes` nor writes beyond the packed fields.
-bool EntropyDecode(std::span<const uint16_t> levels, const uint8_t* in, size_t bytes,
-                   uint8_t* fields);
+bool EntropyDecode(const Kernels& kernels, std::span<const uint16_t> levels, const uint8_t* in,
+                   size_t bytes, uint8_t* fields);
 
 }  // namespace inccl::hbi
 
