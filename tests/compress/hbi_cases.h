@@ -89,7 +89,8 @@ inline void MakeUnbiased(Case* c) {
   c->spec.replace(at, end - at, fmt::format("bits={}", least8 / 8.0));
 }
 
-inline Case RandomCase(Rng* rng) {
+// `coded`: some with code=entropy, whose results, but not payloads, an oracle knows.
+inline Case RandomCase(Rng* rng, bool coded = false) {
   static const int kRanks[] = {2, 2, 3, 4, 5, 8, 16, 33};
   Case c;
   c.n = kRanks[rng->Below(8)];
@@ -112,6 +113,11 @@ inline Case RandomCase(Rng* rng) {
     c.options.energy = rng->Below(3) == 0;
     c.spec = fmt::format("hbi:bits={}{}", c.options.bits8 / 8.0,
                          c.options.energy ? ",levels=energy" : "");
+  }
+  c.options.entropy = coded && rng->Below(3) == 0;
+  if (c.options.entropy) {
+    c.options.ring = c.options.exact = false;
+    c.spec += ",code=entropy";
   }
   c.spec += c.options.ring ? ",ref=ring" : "";
   c.spec += c.options.exact ? ",ag=exact" : "";
@@ -137,8 +143,8 @@ inline HbiDriver MakeDriver(const Case& c, DataType type = DataType::kFloat32,
 inline constexpr Collective kScatter = Collective::kReduceScatter, kGather = Collective::kAllGather;
 
 // A random call whose oracle does not take long.
-inline Case RandomSegments(Rng* rng) {
-  Case c = RandomCase(rng);
+inline Case RandomSegments(Rng* rng, bool coded = false) {
+  Case c = RandomCase(rng, coded);
   const size_t n = static_cast<size_t>(c.n);
   c.count = std::min(c.count, std::max<size_t>(1, 250000 / n / n));
   return c;

@@ -92,7 +92,7 @@ void FlipEveryBit(World* world, World* bare, const Format& format, const Format&
 }
 
 TEST(HbiChecksum, NoFlippedBitGetsThrough) {
-  for (const char* options : {"", ",ag=exact", ",rht=1,unbiased=1"}) {
+  for (const char* options : {"", ",ag=exact", ",rht=1,unbiased=1", ",code=entropy"}) {
     SCOPED_TRACE(options);
     const std::string spec = fmt::format("hbi:bits=6{}", options);
     World world(spec + ",checksum=1", Collective::kAllReduce), bare(spec, Collective::kAllReduce);

@@ -23,7 +23,7 @@ TEST(HbiSegments, RandomCallsEqualTheOracle) {
   Rng rng(TestSeed());
   const std::vector<std::string> targets = SimdTargets();
   for (int i = 0; i < 150; ++i) {
-    Case c = RandomSegments(&rng);
+    Case c = RandomSegments(&rng, true);
     if (rng.Below(3) == 0) c.spec += ",checksum=1";
     SCOPED_TRACE(Describe(c));
     ASSERT_TRUE(SetSimdTarget(targets[rng.Below(targets.size())]).ok());
@@ -90,7 +90,7 @@ TEST(HbiSegments, OtherTypesAndInPlace) {
   for (const DataType type :
        {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64, DataType::kFloat32}) {
     for (int i = 0; i < 12; ++i) {
-      const Case c = RandomSegments(&rng);
+      const Case c = RandomSegments(&rng, true);
       SCOPED_TRACE(Describe(c) + " " + Name(type));
       const auto n = static_cast<size_t>(c.n);
       const size_t bytes = c.count * SizeOf(type);

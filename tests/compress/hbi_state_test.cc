@@ -25,7 +25,7 @@ TEST(HbiState, RandomCallsEqualTheOracle) {
   Rng rng(TestSeed());
   const std::vector<std::string> targets = SimdTargets();
   for (int i = 0; i < 250; ++i) {
-    Case c = RandomCase(&rng);
+    Case c = RandomCase(&rng, true);
     if (rng.Below(3) == 0) c.spec += ",checksum=1";
     SCOPED_TRACE(Describe(c));
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
@@ -59,7 +59,7 @@ TEST(HbiState, OtherTypes) {
   Rng rng(TestSeed());
   for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
     for (int i = 0; i < 20; ++i) {
-      Case c = RandomCase(&rng);
+      Case c = RandomCase(&rng, true);
       SCOPED_TRACE(Describe(c) + " " + Name(type));
       const Vectors wide = MakeInputs(c.n, c.count, c.kind, &rng);
       const size_t bytes = c.count * SizeOf(type);

@@ -32,10 +32,13 @@ uint32_t LengthOfSum(const Range& range, const Term& mine, int contributions, Co
 }  // namespace
 
 void Run(Data data) {
-  static const std::shared_ptr<const Codec> codecs[] = {
-      *MakeCodec("hbi:bits=6"),    *MakeCodec("hbi:bits=3"),
-      *MakeCodec("hbi:k=7,k2=15"), *MakeCodec("hbi:bits=5,rht=1"),
-      *MakeCodec("hbi:m=2"),       *MakeCodec("hbi:bits=8,m=2,unbiased=1")};
+  static const std::shared_ptr<const Codec> codecs[] = {*MakeCodec("hbi:bits=6"),
+                                                        *MakeCodec("hbi:bits=3"),
+                                                        *MakeCodec("hbi:k=7,k2=15"),
+                                                        *MakeCodec("hbi:bits=5,rht=1"),
+                                                        *MakeCodec("hbi:bits=3,code=entropy"),
+                                                        *MakeCodec("hbi:m=2"),
+                                                        *MakeCodec("hbi:bits=8,m=2,unbiased=1")};
   Input input(data);
   const Codec& codec = *codecs[input.Byte() % std::size(codecs)];
   std::unique_ptr<CodecState> state = codec.NewState();

@@ -5,9 +5,15 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <map>
+#include <sstream>
+#include <string>
 #include <tuple>
+#include <utility>
+
+#include "build_paths.h"
 
 namespace inccl::test {
 namespace {
@@ -147,6 +153,39 @@ Hops HopsOf(Kind kind, int n, const HbiOptions& options) {
   return hops;
 }
 
+// 64 times the bits of an element of K levels in the codes of a shape: those of the definition
+// (compress/hbi_entropy_test.py).
+int64_t CodeCost(int k, int shape) {
+  static const std::map<std::pair<int, int>, int64_t> known = [] {
+    std::map<std::pair<int, int>, int64_t> costs;
+    std::ifstream file(INCCL_SOURCE_DIR "/tests/compress/hbi_entropy.txt");
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream in(line);
+      std::string kind;
+      int levels = 0;
+      uint32_t checksum = 0;
+      in >> kind >> levels >> checksum;
+      if (kind != "code") continue;
+      for (int i = 0; i < 15; ++i) in >> costs[{levels, i}];
+    }
+    return costs;
+  }();
+  return known.at({k, shape});
+}
+
+int64_t PartsOfBit(const HbiOptions& options) { return options.entropy ? 64 : 8; }
+
+// What a field of one code costs, in parts of a bit.
+int64_t CostOfResult(int k, const HbiOptions& options) {
+  if (!options.entropy) return 4 * HbiWidth(1, k);
+  return CodeCost(k, k == 1 ? 0 : k == 2 ? 1 : 2);
+}
+int64_t CostOfContribution(int k, int n, const HbiOptions& options) {
+  if (!options.entropy) return 4 * HbiWidth(1, k);
+  const int shape = n < 4 ? 3 : n < 8 ? 4 : 5;
+  return CodeCost(k, k == 1 ? std::min(shape - 1, 3) : shape);
+}
+
 struct Option {
   int64_t cost, error;
   int k, k2;
@@ -156,7 +195,9 @@ std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options, bool
   const Hops hops = HopsOf(kind, n, options);
   const auto cost_of_sum = [&](int k, int k2) {
     int64_t cost = int64_t{4} * hops.sums * HbiWidth(1, k2);
-    for (const int h : hops.contributions) cost += 4 * HbiWidth(h, k);
+    for (const int h : hops.contributions) {
+      cost += h == 1 ? CostOfContribution(k, n, options) : 4 * HbiWidth(h, k);
+    }
     return cost;
   };
   static const int kLevels[] = {1,   2,   3,   4,   5,   6,   7,    9,    10,   11,   13,  15,
@@ -169,14 +210,14 @@ std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options, bool
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
     const int64_t sum_error = kOne / (int64_t{k} * k);
-    if (kind == Kind::kAllGather) all.push_back({4 * HbiWidth(1, k), sum_error, k, 0});
+    if (kind == Kind::kAllGather) all.push_back({CostOfResult(k, options), sum_error, k, 0});
     if (kind == Kind::kReduceScatter) all.push_back({cost_of_sum(k, 0), sum_error, k, 0});
     if (kind != Kind::kAllReduce) continue;
     for (const int k2 : kLevels) {
       if (2 * n * k2 >= 65536) continue;
       const int64_t steps = 2 * k2 + 1;
       const int64_t result_error = (groups ? 16 : 8) * kOne / (BitLength(n) * steps * steps);
-      all.push_back({4 * int64_t{n - 1} * HbiWidth(1, k2) + cost_of_sum(k, k2),
+      all.push_back({int64_t{n - 1} * CostOfResult(k2, options) + cost_of_sum(k, k2),
                      sum_error + result_error, k, k2});
     }
   }
@@ -185,7 +226,7 @@ std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options, bool
 
 // From the cheapest option on, always to the one with the steepest way down, the farthest of
 // equals.
-std::vector<HbiChoice> Wrapped(const std::vector<Option>& all) {
+std::vector<HbiChoice> Wrapped(const std::vector<Option>& all, const HbiOptions& options) {
   const auto before = [](const Option& a, const Option& b) {
     return std::tie(a.cost, a.error, a.k, a.k2) < std::tie(b.cost, b.error, b.k, b.k2);
   };
@@ -209,7 +250,7 @@ std::vector<HbiChoice> Wrapped(const std::vector<Option>& all) {
     }
     if (best == nullptr) return hull;
     const auto gain = static_cast<double>(now.error - best->error);
-    const auto price = static_cast<double>(best->cost - now.cost);
+    const auto price = 8.0 * static_cast<double>(best->cost - now.cost) / PartsOfBit(options);
     int d = 0;
     while (gain * std::pow(2.0, (d % 5) / 5.0) < price * std::pow(2.0, 33 - d / 5)) ++d;
     hull.push_back({best->cost, best->k, best->k2, d});
@@ -218,10 +259,10 @@ std::vector<HbiChoice> Wrapped(const std::vector<Option>& all) {
 }
 
 const std::vector<HbiChoice>& HullOf(Kind kind, int n, const HbiOptions& options, bool drops) {
-  static thread_local std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<HbiChoice>>
+  static thread_local std::map<std::tuple<Kind, int, bool, bool, bool, int>, std::vector<HbiChoice>>
       known;
-  std::vector<HbiChoice>& hull = known[{kind, n, options.ring, drops, options.m}];
-  if (hull.empty()) hull = Wrapped(AllOptions(kind, n, options, drops));
+  std::vector<HbiChoice>& hull = known[{kind, n, options.ring, options.entropy, drops, options.m}];
+  if (hull.empty()) hull = Wrapped(AllOptions(kind, n, options, drops), options);
   return hull;
 }
 
@@ -233,7 +274,7 @@ size_t Taken(const std::vector<HbiChoice>& hull, int exponent, int delta, int sc
 }
 
 int64_t BudgetOf(Kind kind, int n, const HbiOptions& options, size_t superblocks) {
-  const auto all = static_cast<int64_t>(superblocks);
+  const auto all = static_cast<int64_t>(superblocks) * PartsOfBit(options) / 8;
   const int bits8 = options.bits8;
   if (kind == Kind::kAllGather) return (bits8 - 1) * all;
   const int coded = HopsOf(kind, n, options).sums;
@@ -269,7 +310,7 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
   }
   std::map<int, int64_t> how_many;
   for (const int energy : energies) ++how_many[energy];
-  const auto cost8 = [&](int delta) {
+  const auto cost_at = [&](int delta) {
     int64_t cost = 0;
     for (const auto& [exponent, count] : how_many) {
       cost += count * (*hull)[Taken(*hull, exponent, delta, scale)].cost;
@@ -279,9 +320,9 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
   int low = first_delta, delta = last_delta;  // the smallest that fits
   while (low < delta) {
     const int middle = low + (delta - low) / 2;
-    cost8(middle) <= budget ? delta = middle : low = middle + 1;
+    cost_at(middle) <= budget ? delta = middle : low = middle + 1;
   }
-  int64_t spent = cost8(delta);
+  int64_t spent = cost_at(delta);
   auto energy = energies.begin();
   for (size_t s = 0; s < superblocks; ++s) {
     if (!Live(codes + 8 * s)) {
@@ -299,8 +340,9 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     trace->k.push_back((*hull)[now].k);
     trace->k2.push_back((*hull)[now].k2);
   }
-  trace->window_bits.push_back(static_cast<double>(spent) / 8 * kSuperElements);
-  trace->window_budget.push_back(static_cast<double>(budget) / 8 * kSuperElements);
+  trace->window_bits.push_back(static_cast<double>(spent) / PartsOfBit(options) * kSuperElements);
+  trace->window_budget.push_back(static_cast<double>(budget) / PartsOfBit(options) *
+                                 kSuperElements);
 }
 
 // ---------------------------------------------------------------- rounding

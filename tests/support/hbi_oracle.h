@@ -23,7 +23,8 @@ struct HbiOptions {
   bool unbiased = false;
   bool energy = false;  // levels by energy; else even ones where `bits` allows
   bool rht = false;
-  int m = 0;  // ranks of a group, 0: all; all-reduce only
+  bool entropy = false;  // plans count coded fields
+  int m = 0;             // ranks of a group, 0: all; all-reduce only
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.
@@ -65,7 +66,8 @@ uint32_t HbiWord(const uint8_t* codes);
 // The agreement of all ranks' elements, one code per 32 elements.
 std::vector<uint8_t> HbiAgree(const std::vector<std::vector<float>>& inputs);
 
-// A choice of levels of the plan: cost in eighths of a bit, and from which energy it is taken.
+// A choice of levels of the plan: cost in eighths of a bit (`entropy`: 64ths), and from which
+// energy it is taken.
 struct HbiChoice {
   int64_t cost = 0;
   int k = 0, k2 = 0, threshold = 0;

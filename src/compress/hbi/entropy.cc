@@ -422,8 +422,8 @@ uint32_t Cost64(uint32_t k, uint32_t shape) {
 }
 
 uint32_t ShapeOfSum(uint32_t k, uint32_t nranks) {
-  const auto spread = static_cast<uint32_t>(std::bit_width(nranks - 1));
-  return k == 1 ? std::min(3u, 1 + spread) : std::min(5u, 2 + spread);
+  const auto bits = static_cast<uint32_t>(std::bit_width(nranks));
+  return k == 1 ? std::min(3u, bits) : std::min(5u, 1 + bits);
 }
 
 uint32_t ShapeOfResult(uint32_t k) { return std::min(k - 1, 2u); }
