@@ -64,8 +64,8 @@ struct Exact {
 bool Decodes(std::span<const uint16_t> levels, std::span<const uint8_t> payload,
              std::vector<uint8_t>* fields = nullptr) {
   const Exact in(payload), out(FieldBytes(levels));
-  const bool valid =
-      EntropyDecode(hbi::BestKernels(), levels, in.memory.get(), in.bytes, out.memory.get());
+  const bool valid = EntropyDecode(Team::Alone(), hbi::BestKernels(), levels, in.memory.get(),
+                                   in.bytes, out.memory.get());
   if (fields != nullptr) fields->assign(out.span().begin(), out.span().end());
   return valid;
 }
@@ -73,7 +73,8 @@ bool Decodes(std::span<const uint16_t> levels, std::span<const uint8_t> payload,
 std::vector<uint8_t> Encoded(std::span<const uint16_t> levels, std::vector<uint8_t> fields) {
   fields.resize(fields.size() + hbi::kReadSlack);
   const Exact in(fields), out(FieldBytes(levels) + hbi::HeadBytes(levels.size()));
-  const size_t bytes = EntropyEncode(hbi::BestKernels(), levels, in.memory.get(), out.memory.get());
+  const size_t bytes =
+      EntropyEncode(Team::Alone(), hbi::BestKernels(), levels, in.memory.get(), out.memory.get());
   EXPECT_LE(bytes, out.bytes);
   return {out.memory.get(), out.memory.get() + bytes};
 }
@@ -147,6 +148,28 @@ TEST(HbiEntropy, FieldsComeBack) {
     std::vector<uint8_t> back;
     ASSERT_TRUE(Decodes(levels, payload, &back)) << "round " << round;
     ASSERT_EQ(back, fields) << "round " << round;
+  }
+}
+
+TEST(HbiEntropy, TheBytesDoNotDependOnThreads) {
+  std::mt19937_64 rng(TestSeed());
+  Team team(3);
+  for (const size_t superblocks : {1, 128, 129, 700, 4096}) {
+    std::vector<uint16_t> levels(superblocks);
+    for (uint16_t& k : levels) k = static_cast<uint16_t>(rng() % 64);
+    std::vector<uint8_t> fields = Fields(levels, 0.2, &rng);
+    const std::vector<uint8_t> alone = Encoded(levels, fields);
+    const size_t size = fields.size();
+    fields.resize(size + hbi::kReadSlack);
+    std::vector<uint8_t> payload(size + hbi::HeadBytes(superblocks)), back(size);
+    payload.resize(EntropyEncode(&team, hbi::BestKernels(), levels, fields.data(), payload.data()));
+    EXPECT_EQ(payload, alone) << superblocks;
+    ASSERT_TRUE(EntropyDecode(&team, hbi::BestKernels(), levels, payload.data(), payload.size(),
+                              back.data()));
+    EXPECT_TRUE(std::equal(back.begin(), back.end(), fields.begin())) << superblocks;
+    payload.back() ^= 0xff;
+    EXPECT_FALSE(EntropyDecode(&team, hbi::BestKernels(), levels, payload.data(),
+                               payload.size() - 1, back.data()));
   }
 }
 

@@ -70,8 +70,8 @@ Status CodedPayloads::Decode(const Call& call, const Term& input, const Term& pa
   const uint8_t* const in = Unsigned(input.data);
   uint8_t* const to = Unsigned(packed.data);
   std::memcpy(to, in, words);
-  if (EntropyDecode(*call.slice->kernels, LevelsOf(*call.slice, input.format.form), in + words,
-                    input.bytes - words, to + words)) {
+  if (EntropyDecode(call.team, *call.slice->kernels, LevelsOf(*call.slice, input.format.form),
+                    in + words, input.bytes - words, to + words)) {
     return Status::Ok();
   }
   return InternalError(
@@ -88,8 +88,8 @@ Status CodedPayloads::Encode(const Call& call, const Term& packed, Term* output)
   const uint8_t* const from = Unsigned(packed.data);
   std::memcpy(out, from, words);
   const size_t bytes =
-      words + EntropyEncode(*call.slice->kernels, LevelsOf(*call.slice, packed.format.form),
-                            from + words, out + words);
+      words + EntropyEncode(call.team, *call.slice->kernels,
+                            LevelsOf(*call.slice, packed.format.form), from + words, out + words);
   output->bytes = static_cast<uint32_t>(bytes);
   return Status::Ok();
 }

@@ -24,6 +24,7 @@ class CodedPayloads {
     const SliceContext* slice;
     int rank;
     uint32_t trailer;  // bytes of a payload's checksum
+    Team* team;
   };
 
   // Checks and decodes the payloads among the inputs, and finds memory for the packed outputs.

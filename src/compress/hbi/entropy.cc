@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -184,12 +185,6 @@ const CodeTable& TableOf(TablesOfLevels* tables, uint32_t k, uint32_t shape) {
 }
 
 // ---------------------------------------------------------------- runs
-
-// What a head says of a run.
-struct Head {
-  uint32_t shape;  // or kPacked
-  uint32_t bytes;
-};
 
 // The superblocks of a run that have levels, on their way between fields and a code.
 struct Run {
@@ -428,21 +423,33 @@ uint32_t ShapeOfSum(uint32_t k, uint32_t nranks) {
 
 uint32_t ShapeOfResult(uint32_t k) { return std::min(k - 1, 2u); }
 
-size_t EntropyEncode(const Kernels& kernels, std::span<const uint16_t> levels,
-                     const uint8_t* fields, uint8_t* out) {
-  uint8_t* head = out;
-  uint8_t* at = out + HeadBytes(levels.size());
+namespace {
+
+// Runs that a thread takes together. A code's shape depends on those before it in here only, so the
+// bytes do not depend on the threads.
+constexpr size_t kGroupSuperblocks = 16 * kRunSuperblocks;
+
+size_t PackedBytesOf(std::span<const uint16_t> levels) {
+  size_t bytes = 0;
+  for (const uint16_t k : levels) bytes += k != 0 ? PackedBytes(Width(1, k)) : 0;
+  return bytes;
+}
+
+// Returns the bytes behind the heads.
+size_t EncodeGroup(const Kernels& kernels, std::span<const uint16_t> levels, const uint8_t* fields,
+                   uint8_t* heads, uint8_t* out) {
+  uint8_t* at = out;
   uint32_t shape = 4;
   Run run;
   uint8_t code[kRunSuperblocks * PackedBytes(2 * kMostRaw) + kMostCode];
-  for (size_t s = 0; s < levels.size(); s += kRunSuperblocks, head += kHeadBytes) {
+  for (size_t s = 0; s < levels.size(); s += kRunSuperblocks, heads += kHeadBytes) {
     run.Begin(levels, s);
     Split(kernels, fields, &run, code);
     shape = ShapeNear(run, shape);
     const size_t bytes = run.raw + EncodeLetters(run, shape, code + run.raw);
     const bool pays = bytes < run.packed;
-    const auto what = static_cast<uint16_t>(pays ? shape << 12 | bytes : kPacked << 12);
-    std::memcpy(head, &what, sizeof what);
+    const auto head = static_cast<uint16_t>(pays ? shape << 12 | bytes : kPacked << 12);
+    std::memcpy(heads, &head, sizeof head);
     std::memcpy(at, pays ? code : fields, pays ? bytes : run.packed);
     at += pays ? bytes : run.packed;
     fields += run.packed;
@@ -450,30 +457,40 @@ size_t EntropyEncode(const Kernels& kernels, std::span<const uint16_t> levels,
   return static_cast<size_t>(at - out);
 }
 
-bool EntropyDecode(const Kernels& kernels, std::span<const uint16_t> levels, const uint8_t* in,
-                   size_t bytes, uint8_t* fields) {
-  const size_t heads = HeadBytes(levels.size());
-  if (bytes < heads) return false;
+// What a head says of a run.
+struct Head {
+  uint32_t shape;  // or kPacked
+  size_t bytes;    // behind the heads
+  // Reads that of a run of so many bytes of fields and of raw bits. False if no encoder writes it.
+  bool Read(const uint8_t* at, size_t packed, size_t raw) {
+    uint16_t head;
+    std::memcpy(&head, at, sizeof head);
+    shape = head >> 12;
+    bytes = shape == kPacked ? packed : head & 0xfff;
+    return shape == kPacked ? (head & 0xfff) == 0 : bytes >= raw && bytes < packed;
+  }
+};
+
+// `in`: `bytes` behind the heads, which are exactly those of these runs.
+bool DecodeGroup(const Kernels& kernels, std::span<const uint16_t> levels, const uint8_t* heads,
+                 const uint8_t* in, size_t bytes, uint8_t* fields) {
   const uint8_t* const end = in + bytes;
-  const uint8_t* at = in + heads;
   CodedRun runs[4];
   size_t coded = 0;
-  for (size_t s = 0; s < levels.size(); s += kRunSuperblocks, in += kHeadBytes) {
+  for (size_t s = 0; s < levels.size(); s += kRunSuperblocks, heads += kHeadBytes) {
     CodedRun& run = runs[coded];
     run.run.Begin(levels, s);
     const size_t packed = run.run.packed;
-    uint16_t head;
-    std::memcpy(&head, in, sizeof head);
-    run.shape = head >> 12;
-    run.bytes = head & 0xfff;
-    const bool plain = run.shape == kPacked;
-    if (plain ? run.bytes != 0 : run.bytes < run.run.raw || run.bytes >= packed) return false;
-    if (plain) run.bytes = packed;
-    if (run.bytes > static_cast<size_t>(end - at)) return false;
-    if (plain) {
-      std::memcpy(fields, at, packed);
+    Head head;
+    // Again: a peer may have changed it.
+    if (!head.Read(heads, packed, run.run.raw)) return false;
+    if (head.bytes > static_cast<size_t>(end - in)) return false;
+    if (head.shape == kPacked) {
+      std::memcpy(fields, in, packed);
     } else {
-      std::memcpy(run.code, at, run.bytes);
+      run.shape = head.shape;
+      run.bytes = head.bytes;
+      std::memcpy(run.code, in, run.bytes);
       std::memset(run.code + run.bytes, 0, CodedRun::kBeyond);
       run.fields = fields;
       run.superblock = run.letter = 0;
@@ -482,10 +499,95 @@ bool EntropyDecode(const Kernels& kernels, std::span<const uint16_t> levels, con
         return false;
       }
     }
-    at += run.bytes;
+    in += head.bytes;
     fields += packed;
   }
-  return at == end && DecodeRuns(kernels, {runs, coded});
+  return in == end && DecodeRuns(kernels, {runs, coded});
+}
+
+// A group's place in a payload.
+struct Place {
+  size_t levels = 0, fields = 0, coded = 0;  // where it begins; `coded` behind the heads
+};
+// Of all groups, and of the end.
+using Places = std::array<Place, kWindow / kSuperblock / kGroupSuperblocks + 1>;
+
+// Runs work(begin, end), which may throw std::bad_alloc, for the groups [begin, end) of each part.
+template <typename Work>
+void RunGroups(Team* team, size_t groups, const Work& work) {
+  const uint32_t parts = team->PartsOf(groups, 1);
+  std::atomic<bool> failed = false;
+  team->Run(parts, [&](uint32_t part) noexcept {
+    try {
+      work(groups * part / parts, groups * (part + 1) / parts);
+    } catch (const std::bad_alloc&) {
+      failed.store(true, std::memory_order_relaxed);
+    }
+  });
+  if (failed.load(std::memory_order_relaxed)) throw std::bad_alloc();
+}
+
+}  // namespace
+
+size_t EntropyEncode(Team* team, const Kernels& kernels, std::span<const uint16_t> levels,
+                     const uint8_t* fields, uint8_t* out) {
+  const size_t groups = (levels.size() + kGroupSuperblocks - 1) / kGroupSuperblocks;
+  uint8_t* const body = out + HeadBytes(levels.size());
+  // Each group goes where it would begin if all before it had packed fields, then to its place.
+  Places places;
+  for (size_t g = 0; g < groups; ++g) {
+    const size_t end = std::min(places[g].levels + kGroupSuperblocks, levels.size());
+    places[g + 1] = {.levels = end,
+                     .fields = places[g].fields + PackedBytesOf(levels.subspan(
+                                                      places[g].levels, end - places[g].levels))};
+  }
+  RunGroups(team, groups, [&](size_t begin, size_t end) {
+    for (size_t g = begin; g < end; ++g) {
+      const Place& place = places[g];
+      places[g].coded =
+          EncodeGroup(kernels, levels.subspan(place.levels, places[g + 1].levels - place.levels),
+                      fields + place.fields, out + HeadBytes(place.levels), body + place.fields);
+    }
+  });
+  size_t bytes = 0;
+  for (size_t g = 0; g < groups; ++g) {
+    std::memmove(body + bytes, body + places[g].fields, places[g].coded);
+    bytes += places[g].coded;
+  }
+  return HeadBytes(levels.size()) + bytes;
+}
+
+bool EntropyDecode(Team* team, const Kernels& kernels, std::span<const uint16_t> levels,
+                   const uint8_t* in, size_t bytes, uint8_t* fields) {
+  const size_t heads = HeadBytes(levels.size());
+  if (bytes < heads) return false;
+  const size_t groups = (levels.size() + kGroupSuperblocks - 1) / kGroupSuperblocks;
+  Places places;
+  Run run;
+  Place at;
+  for (size_t s = 0; s < levels.size(); s += kRunSuperblocks) {
+    if (s % kGroupSuperblocks == 0) places[s / kGroupSuperblocks] = at;
+    run.Begin(levels, s);
+    Head head;
+    if (!head.Read(in + HeadBytes(s), run.packed, run.raw)) return false;
+    at.fields += run.packed;
+    at.coded += head.bytes;
+    at.levels = std::min(s + kRunSuperblocks, levels.size());
+  }
+  places[groups] = at;
+  if (at.coded != bytes - heads) return false;
+  std::atomic<bool> valid = true;
+  RunGroups(team, groups, [&](size_t begin, size_t end) {
+    for (size_t g = begin; g < end; ++g) {
+      const Place &place = places[g], &next = places[g + 1];
+      if (!DecodeGroup(kernels, levels.subspan(place.levels, next.levels - place.levels),
+                       in + HeadBytes(place.levels), in + heads + place.coded,
+                       next.coded - place.coded, fields + place.fields)) {
+        valid.store(false, std::memory_order_relaxed);
+      }
+    }
+  });
+  return valid.load(std::memory_order_relaxed);
 }
 
 }  // namespace inccl::hbi

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/team.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 
@@ -40,15 +41,15 @@ constexpr size_t HeadBytes(size_t superblocks) {
   return (superblocks + kRunSuperblocks - 1) / kRunSuperblocks * kHeadBytes;
 }
 
-// Codes the packed fields of superblocks with these levels (0: no fields), which have kReadSlack
-// behind them. `out` has room for them and HeadBytes. Returns the bytes written.
-size_t EntropyEncode(const Kernels& kernels, std::span<const uint16_t> levels,
+// Codes the packed fields of superblocks of one window with these levels (0: no fields), which have
+// kReadSlack behind them. `out` has room for them and HeadBytes. Returns the bytes written.
+size_t EntropyEncode(Team* team, const Kernels& kernels, std::span<const uint16_t> levels,
                      const uint8_t* fields, uint8_t* out);
 
 // The reverse. False if these bytes are not what an encoder writes; then `fields` has any content.
 // Never reads beyond `bytes` nor writes beyond the packed fields.
-bool EntropyDecode(const Kernels& kernels, std::span<const uint16_t> levels, const uint8_t* in,
-                   size_t bytes, uint8_t* fields);
+bool EntropyDecode(Team* team, const Kernels& kernels, std::span<const uint16_t> levels,
+                   const uint8_t* in, size_t bytes, uint8_t* fields);
 
 }  // namespace inccl::hbi
 

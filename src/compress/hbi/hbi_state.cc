@@ -112,7 +112,7 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
   Plan(range.segment, range.first / kWindow);
   if (planners_->config().coding == Coding::kEntropy) {
     const SliceContext slice = Slice(range);
-    const CodedPayloads::Call call{&range, &slice, call_.rank, trailer_};
+    const CodedPayloads::Call call{&range, &slice, call_.rank, trailer_, team()};
     Status status = coded_.Take(call, inputs, outputs);
     if (!status.ok()) return status;
     if (!coded_.outputs().empty()) {
@@ -189,8 +189,8 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   if (!status.ok()) return status;
   // A payload for non-temporal stores is built in cached memory and then copied as a whole.
   Sink* const payload = places.sum.at != nullptr ? &places.sum : &places.result;
-  const bool streams =
-      non_temporal_payloads() && payload->at != nullptr && planners_->config().coding == Coding::kFixed;
+  const bool streams = non_temporal_payloads() && payload->at != nullptr &&
+                       planners_->config().coding == Coding::kFixed;
   if (streams) {
     const auto capacity = static_cast<size_t>(payload->limit - payload->at);
     if (outgoing_bytes_ < capacity) {
