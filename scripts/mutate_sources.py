@@ -34,6 +34,7 @@ TESTS = ["hbi_kernels", "hbi_state", "hbi_checksum", "hbi_malformed", "codec_spe
 
 FORMAT, WORDS, ELEMENT = "compress/hbi/format.h", "compress/hbi/side_words.h", "compress/hbi/element.h"
 PLAN, PLAN_H = "compress/hbi/plan.cc", "compress/hbi/plan.h"
+ENTROPY, ENTROPY_H = "compress/hbi/entropy.cc", "compress/hbi/entropy.h"
 SCALAR, RNG, CONFIG = "compress/kernels/scalar_kernels.cc", "base/rng.h", "compress/hbi/config.cc"
 
 # Files of tests that are not in the program of their folder.
@@ -286,7 +287,7 @@ FORMAT_EDITS = [
     ("steps of a result", PLAN, "2 * int64_t{k2} + 1;", "2 * int64_t{k2};", None),
     ("error of dropping", PLAN, "6 * (int64_t{1} << 36) / 5", "7 * (int64_t{1} << 36) / 5", None),
     ("root of a threshold", PLAN, "1.3195079107728942", "1.33", None),
-    ("price of a threshold", PLAN, "33 - d / 5", "34 - d / 5", None),
+    ("price of a threshold", PLAN, "36 - std::bit_width", "35 - std::bit_width", None),
     ("points on the hull's line", PLAN, ">= (c.error - a.error)", "> (c.error - a.error)", None),
     ("equal errors", PLAN, "choice.error >= hull.back().error", "choice.error > hull.back().error",
      "no two choices that meet on a hull have equal errors: all collectives, ref, unbiased, m, n up to 129 and some beyond"),
@@ -305,7 +306,7 @@ FORMAT_EDITS = [
      "table->step[code] / static_cast<float>(nranks)", None),
     ("factor", PLAN, "static_cast<float>(k * 65536.0 / magnitude)",
      "static_cast<float>(65536.0 / magnitude) * static_cast<float>(k)", None),
-    ("budget met exactly", PLAN, "Cost8(rule, energies, middle) <= budget8", "Cost8(rule, energies, middle) < budget8", None),
+    ("budget met exactly", PLAN, "Cost(rule, energies, middle) <= budget", "Cost(rule, energies, middle) < budget", None),
     ("leftover spent exactly", PLAN, "if (more8 > left8) break;", "if (more8 >= left8) break;", None),
     ("leftover of two steps", PLAN, "left8 -= more8;", "left8 -= more8;\n      break;", None),
     ("leftover in order", PLAN, "by_exponent[exponent + 1]", "by_exponent[exponent]", None),
@@ -321,8 +322,8 @@ FORMAT_EDITS = [
     ("range of delta", PLAN_H, "kMaxDelta = 1400", "kMaxDelta = 350", None),
     ("scale of even levels", PLAN_H, "kEvenScale = 8", "kEvenScale = 7", None),
     ("depth of even levels", PLAN_H, "kEvenDepth = 40", "kEvenDepth = 41", None),
-    ("even levels where they fit", PLAN, "even_.steps.front().cost * live > Budget8(superblocks)",
-     "even_.steps.front().cost * live >= Budget8(superblocks)", None),
+    ("even levels where they fit", PLAN, "even_.steps.front().cost * live > Budget(superblocks)",
+     "even_.steps.front().cost * live >= Budget(superblocks)", None),
     ("least even choice", PLAN, "thresholds[over] - 1 - kEvenDepth", "thresholds[over] - 1", None),
     ("most below the top", WORDS, "kMostBelow = 7;", "kMostBelow = 6;", None),
     ("lowest code", WORDS, "std::min(top - 1, kMostBelow)", "std::min(top, kMostBelow)", None),
@@ -331,6 +332,16 @@ FORMAT_EDITS = [
     ("codes below 1", WORDS, "(below >> 3 * b & 7) < top", "(below >> 3 * b & 7) <= top", None),
     ("a block at the top", WORDS, "kOnes = 011111111", "kOnes = 01111111", None),
     ("differences without levels", WORDS, "return below == 0;", "return true;", None),
+    ("longest code", ENTROPY_H, "kCodeBits = 11", "kCodeBits = 10", None),
+    ("superblocks of a run", ENTROPY_H, "kRunSuperblocks = 8", "kRunSuperblocks = 4", None),
+    ("a probability", ENTROPY, "466541", "466542", None),
+    ("a deviation", ENTROPY, "3526975", "3526976", None),
+    ("weight of the rarest", ENTROPY, "- 1) + 16)", "- 1) + 15)", None),
+    ("raw bits", ENTROPY, "bits > 4 ? bits - 4 : 0", "bits > 3 ? bits - 3 : 0", None),
+    ("equal weights", ENTROPY, "packages[p] < weights[letter]", "packages[p] <= weights[letter]", None),
+    ("shape of sums", ENTROPY, "std::min(5u, 1 + bits)", "std::min(6u, 1 + bits)", None),
+    ("shape of results", ENTROPY, "std::min(k - 1, 2u)", "std::min(k, 2u)", None),
+    ("cost of heads", ENTROPY, "64 * RawBits(k) + 1;", "64 * RawBits(k) + 2;", None),
     ("mantissa 1", FORMAT, "0x3f93088c", "0x3f93088d", None),
     ("mantissa 4", FORMAT, "0x3fdedc67", "0x3fdedc66", None),
     ("codes 1 to 4", FORMAT, "(8 * code - 96)", "(8 * code - 95)", None),

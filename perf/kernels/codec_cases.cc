@@ -145,6 +145,8 @@ struct Row {
 constexpr Row kRows[] = {
     {"none", "none", DataType::kFloat32},
     {"hbi6", "hbi:bits=6", DataType::kFloat32},
+    {"hbi6_coded", "hbi:bits=6,code=entropy", DataType::kFloat32},
+    {"hbi3_coded", "hbi:bits=3,code=entropy", DataType::kFloat32},
     {"bf16", "bf16", DataType::kFloat32},
     {"fp16", "fp16", DataType::kFloat32},
     {"fp8", "fp8", DataType::kFloat32},

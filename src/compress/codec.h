@@ -214,6 +214,12 @@ class Codec {
   void Bound(int nranks, double* bits, double* relative_error) const {
     Bound(Collective::kAllReduce, nranks, bits, relative_error);
   }
+  // The bits that a reference algorithm sends of usual data. The same on all ranks.
+  virtual double UsualBits(Collective collective, int nranks) const {
+    double bits = 0, error = 0;
+    Bound(collective, nranks, &bits, &error);
+    return bits;
+  }
   // Results are so far off, always in the same direction, that training needs a residual.
   virtual bool needs_residual() const { return false; }
   virtual std::unique_ptr<CodecState> NewState() const = 0;

@@ -96,8 +96,7 @@ uint64_t SideNs(const TunerCall& call, uint64_t count, const SideWay& way,
 }  // namespace
 
 WireBits WireBitsOf(const Codec& codec, Collective collective, int nranks) {
-  double bits = 0, error = 0;
-  codec.Bound(collective, nranks, &bits, &error);
+  const double bits = codec.UsualBits(collective, nranks);
   constexpr auto kElementsPerUnit = kWindow / static_cast<uint32_t>(kUnitsPerByte);
   const auto side_phases = static_cast<uint32_t>(codec.side_phases().size());
   return {.data = static_cast<uint32_t>(std::lround(bits * WireBits::kUnit)),

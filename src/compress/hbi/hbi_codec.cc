@@ -188,6 +188,12 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
   }
 }
 
+double HbiCodec::UsualBits(Collective collective, int nranks) const {
+  const Config& config = planners_->config();
+  if (config.coding == hbi::Coding::kEntropy && config.bits8 != 0) return config.bits8 / 8.0;
+  return Codec::UsualBits(collective, nranks);
+}
+
 std::unique_ptr<CodecState> HbiCodec::NewState() const {
   return std::make_unique<hbi::HbiState>(planners_);
 }

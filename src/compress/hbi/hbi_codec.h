@@ -69,6 +69,7 @@ class HbiCodec final : public Codec {
   // the plan may choose; 1 or more if the budget may drop superblocks.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override;
+  double UsualBits(Collective collective, int nranks) const override;
   std::unique_ptr<CodecState> NewState() const override;
 
  private:
