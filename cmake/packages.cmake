@@ -67,7 +67,7 @@ set(CPACK_DEBIAN_TOOLS_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libinccl0 (= ${PROJECT_VERSION})")
 set(CPACK_COMPONENT_TOOLS_DESCRIPTION "collectives with in-line compression - tools
 ${about}
-This package contains inccl-info, inccl-status, inccl-doctor, the benchmarks, inccl-accuracy and recorded
+This package contains inccl-info, inccl-status, inccl-doctor, the benchmarks and recorded
 gradients.")
 
 # Only this one needs libmpi: the programs start without.
