@@ -192,8 +192,8 @@ TEST(CompressedCallsTest, WithoutKernels) {
   Rng rng(TestSeed());
   constexpr size_t kCount = 2001;
   Calls calls({}, kCount, &rng);
-  for (const char* codec :
-       {"hbi:bits=6,min_bytes=0,rht=1", "hbi:bits=6,min_bytes=0,m=2", "lossless", "qsgd:q=8"}) {
+  for (const char* codec : {"hbi:bits=6,min_bytes=0,rht=1", "hbi:bits=6,min_bytes=0,m=2",
+                            "hbi:code=entropy,min_bytes=0", "lossless", "qsgd:q=8"}) {
     const Done done = calls.Compare(Find("allreduce"), codec, kCount);
     EXPECT_EQ(done.kernels, 0u) << codec;
     EXPECT_GT(done.copies, 0u) << codec;

@@ -94,8 +94,9 @@ struct Shared {
 };
 
 const OperationLimits& Limits() {
-  static const OperationLimits limits = {.most_bytes = 128 << 10,
-                                         .codecs = {"hbi:bits=6", "bf16", "lossless"}};
+  static const OperationLimits limits = {
+      .most_bytes = 128 << 10,
+      .codecs = {"hbi:bits=6", "hbi:bits=4,code=entropy", "bf16", "lossless"}};
   return limits;
 }
 

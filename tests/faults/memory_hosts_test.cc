@@ -31,7 +31,7 @@ int Body(const Side& side, const interposer::Plan& plan) {
   std::array<ccl_stream_t, 2> streams{};
   if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
   if (ccl_codec_create(&codec, "hbi:bits=8,local=fp32") != CCL_SUCCESS) return 11;
-  if (ccl_codec_create(&plain, "hbi:bits=8") != CCL_SUCCESS) return 11;
+  if (ccl_codec_create(&plain, "hbi:bits=8,code=entropy") != CCL_SUCCESS) return 11;
   for (ccl_stream_t& stream : streams) {
     if (ccl_stream_create(&stream) != CCL_SUCCESS) return 13;
   }

@@ -122,6 +122,8 @@ TEST_P(SegmentsTest, EveryOption) {
       {{.spec = "hbi:bits=6", .seed = 7, .step = 3}, {.bits8 = 48, .seed = 7, .step = 3}},
       {{.spec = "hbi:bits=6", .in_place = true}, {.bits8 = 48, .step = 1}},
       {{.spec = "hbi:bits=4,unbiased=1"}, {.bits8 = 32, .step = 1, .unbiased = true}},
+      {{.spec = "hbi:bits=3,code=entropy"}, {.bits8 = 24, .step = 1, .entropy = true}},
+      {{.spec = "hbi:bits=6,code=entropy,checksum=1"}, {.bits8 = 48, .step = 1, .entropy = true}},
       {{.spec = "hbi:bits=5,rht=1,checksum=1"}, {.bits8 = 40, .step = 1, .rht = true}},
   };
   for (const Option& option : options) {

@@ -191,7 +191,8 @@ CompressedResults RunOnHosts(const std::string& hosts, Collective collective, co
 // Every codec's result has the bits of a run on one host; hbi's is near the sum in fp64. Sums of
 // floats depend on the order, so codecs that add floats run the same algorithm on both.
 TEST_F(HostsTest, CompressedResultsHaveTheBitsOfOneHost) {
-  for (const char* spec : {"hbi:bits=6", "hbi:m=2", "bf16", "fp8", "mxfp8", "lossless", "qsgd"}) {
+  for (const char* spec :
+       {"hbi:bits=6", "hbi:m=2", "hbi:code=entropy", "bf16", "fp8", "mxfp8", "lossless", "qsgd"}) {
     for (const Collective collective :
          {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
       for (const std::string hosts : kLayouts) {

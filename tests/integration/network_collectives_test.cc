@@ -29,8 +29,9 @@ namespace {
 
 constexpr int kHosts = 4;
 constexpr size_t kCount = 24000;  // divisible by the numbers of ranks
-constexpr const char* kCodecs[] = {"hbi:bits=6", "hbi:k=7,k2=15", "hbi:m=2", "bf16",
-                                   "fp16",       "fp8",           "mxfp8",   "qsgd:q=8",
+constexpr const char* kCodecs[] = {"hbi:bits=6", "hbi:k=7,k2=15", "hbi:bits=3,code=entropy",
+                                   "hbi:m=2",    "bf16",          "fp16",
+                                   "fp8",        "mxfp8",         "qsgd:q=8",
                                    "lossless",   "qsgd_ms",       "onebit"};
 constexpr Collective kCompressed[] = {Collective::kAllReduce, Collective::kReduceScatter,
                                       Collective::kAllGather};

@@ -51,7 +51,8 @@ TEST(CallTeams, CompressedCallsHaveTheBitsOfOneThread) {
     const Vectors inputs = MakeInputs(n, count - count % static_cast<size_t>(n), seed);
     for (const Collective collective :
          {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
-      for (const char* spec : {"hbi:bits=6", "hbi:bits=4,checksum=1", "bf16"}) {
+      for (const char* spec :
+           {"hbi:bits=6", "hbi:bits=4,checksum=1", "hbi:bits=3,code=entropy", "bf16"}) {
         const uint64_t random = Mix64(seed + ++calls);
         const char* const transport = random % 2 == 0 ? "loopback" : "shm";
         const bool in_place = random / 2 % 2 == 0;
