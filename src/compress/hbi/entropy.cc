@@ -68,8 +68,8 @@ std::vector<uint64_t> WeightsOf(uint32_t k, uint32_t shape) {
   const uint32_t raw = RawBits(k), tops = TopsOf(k);
   std::vector<uint64_t> one(tops);
   for (uint32_t top = 0; top < tops; ++top) {
-    const auto first = static_cast<int64_t>(top << raw);
-    const auto last = std::min<int64_t>(((top + 1) << raw) - 1, 2 * k);
+    const int64_t first = int64_t{top} << raw;
+    const auto last = std::min<int64_t>((int64_t{top} + 1) << raw, 2 * k + 1) - 1;
     one[top] = static_cast<uint64_t>(Below(k, shape, 2 * (last - k) + 1) -
                                      Below(k, shape, 2 * (first - k) - 1) + 16);
   }
@@ -165,23 +165,19 @@ struct TablesOfLevels {
 };
 std::array<std::atomic<TablesOfLevels*>, kMaxLevels + 1> all_tables{};
 
-// Puts a new object where there is none; of two threads, one keeps its own.
-template <typename T>
-T* Keep(std::atomic<T*>* place, std::unique_ptr<T> made) {
-  T* kept = nullptr;
-  return place->compare_exchange_strong(kept, made.get()) ? made.release() : kept;
+// What is at a place; where there is nothing, a new one. Of two threads that make one, one takes
+// the other's.
+template <typename T, typename Make>
+T& At(std::atomic<T*>* place, const Make& make) {
+  T* there = place->load(std::memory_order_acquire);
+  if (there != nullptr) return *there;
+  std::unique_ptr<T> made = make();
+  return *(place->compare_exchange_strong(there, made.get()) ? made.release() : there);
 }
 
-TablesOfLevels& TablesOf(uint32_t k) {
-  TablesOfLevels* tables = all_tables[k].load(std::memory_order_acquire);
-  return *(tables != nullptr ? tables : Keep(&all_tables[k], std::make_unique<TablesOfLevels>()));
-}
-
-const CodeTable& TableOf(TablesOfLevels* tables, uint32_t k, uint32_t shape) {
-  const CodeTable* table = tables->shapes[shape].load(std::memory_order_acquire);
-  if (table != nullptr) return *table;
-  return *Keep<const CodeTable>(&tables->shapes[shape],
-                                std::make_unique<const CodeTable>(k, shape));
+const CodeTable& TableOf(uint32_t k, uint32_t shape) {
+  TablesOfLevels& tables = At(&all_tables[k], [] { return std::make_unique<TablesOfLevels>(); });
+  return At(&tables.shapes[shape], [&] { return std::make_unique<const CodeTable>(k, shape); });
 }
 
 // ---------------------------------------------------------------- runs
@@ -264,7 +260,7 @@ uint64_t SampleBits(const Run& run, uint32_t shape) {
   constexpr uint32_t kEvery = 16;
   uint64_t bits = 0;
   for (uint32_t s = 0; s < run.superblocks; ++s) {
-    const CodeTable& table = TableOf(&TablesOf(run.k[s]), run.k[s], shape);
+    const CodeTable& table = TableOf(run.k[s], shape);
     for (uint32_t i = 2 * s; i < LettersOf(run.k[s]); i += kEvery) {
       bits += table.encode[run.letters[s][i]] & 63;
     }
@@ -296,7 +292,7 @@ size_t EncodeLetters(const Run& run, uint32_t shape, uint8_t* out) {
   uint64_t value = 0;
   uint32_t bits = 0;
   for (uint32_t s = 0; s < run.superblocks; ++s) {
-    const std::array<uint32_t, 256>& codes = TableOf(&TablesOf(run.k[s]), run.k[s], shape).encode;
+    const std::array<uint32_t, 256>& codes = TableOf(run.k[s], shape).encode;
     const uint8_t* const letters = run.letters[s];
     for (uint32_t i = 0; i < LettersOf(run.k[s]); i += 4) {
       for (uint32_t j = 0; j < 4; ++j) {
@@ -347,7 +343,7 @@ void DecodeStep(const std::array<CodedRun*, 4>& runs) {
   for (size_t r = 0; r < kRuns; ++r) {
     CodedRun& from = *runs[r];
     const uint32_t k = from.run.k[from.superblock];
-    tables[r] = TableOf(&TablesOf(k), k, from.shape).decode.data();
+    tables[r] = TableOf(k, from.shape).decode.data();
     in[r] = from.code;
     out[r] = from.run.letters[from.superblock] + from.letter;
     at[r] = from.at;
