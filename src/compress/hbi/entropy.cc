@@ -90,8 +90,9 @@ CodeLengths LengthsFor(std::span<const uint64_t> weights) {
   const size_t n = weights.size();
   std::vector<uint16_t> order(n);
   std::iota(order.begin(), order.end(), uint16_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint16_t a, uint16_t b) { return weights[a] < weights[b]; });
+  std::sort(order.begin(), order.end(), [&](uint16_t a, uint16_t b) {
+    return std::pair(weights[a], a) < std::pair(weights[b], b);
+  });
   struct Item {
     uint64_t weight = 0;
     bool package = false;
@@ -187,7 +188,7 @@ struct Run {
   std::array<uint32_t, kRunSuperblocks> k;
   uint32_t superblocks = 0;
   size_t packed = 0, raw = 0;  // bytes of all fields; of all raw bits
-  uint8_t letters[kRunSuperblocks][kSuperblock / 2 + kWriteSlack];
+  uint8_t letters[kRunSuperblocks][kSuperblock / 2 + kReadSlack];
 
   // Superblocks from `first` on.
   void Begin(std::span<const uint16_t> levels, size_t first) {
@@ -202,9 +203,23 @@ struct Run {
   }
 };
 
+// Four fields of two tiles at a time: in a word, so that shifts of 16 bits need no vectors of them.
+constexpr uint64_t kEach = 0x0001000100010001;
+template <typename Function>
+void EachFour(uint16_t* tile, uint16_t* other, const Function& function) {
+  for (uint32_t i = 0; i < kSuperblock; i += 4) {
+    uint64_t a, b;
+    std::memcpy(&a, tile + i, sizeof a);
+    std::memcpy(&b, other + i, sizeof b);
+    function(&a, &b);
+    std::memcpy(tile + i, &a, sizeof a);
+    std::memcpy(other + i, &b, sizeof b);
+  }
+}
+
 // Makes letters and raw bits of packed fields.
 void Split(const Kernels& kernels, const uint8_t* fields, Run* run, uint8_t* raw) {
-  alignas(64) uint16_t tile[kSuperblock], low[kSuperblock];
+  alignas(64) uint16_t tile[kSuperblock], low[kSuperblock] = {};
   uint8_t low_fields[PackedBytes(2 * kMostRaw) + kWriteSlack];
   for (uint32_t s = 0; s < run->superblocks; ++s) {
     const uint32_t k = run->k[s], width = Width(1, k), bits = RawBits(k);
@@ -213,10 +228,11 @@ void Split(const Kernels& kernels, const uint8_t* fields, Run* run, uint8_t* raw
     } else {
       kernels.unpack(fields, width, tile, 1);
       if (bits != 0) {
-        for (uint32_t i = 0; i < kSuperblock; ++i) {
-          low[i] = static_cast<uint16_t>(tile[i] & ((1u << bits) - 1));
-          tile[i] = static_cast<uint16_t>(tile[i] >> bits & 15);
-        }
+        const uint64_t raws = kEach * ((1u << bits) - 1);
+        EachFour(tile, low, [&](uint64_t* value, uint64_t* rest) {
+          *rest = *value & raws;
+          *value = *value >> bits & kEach * 15;
+        });
         kernels.pack(low, 2 * bits, low_fields, 1);
         std::memcpy(raw, low_fields, RawBytes(k));
         raw += RawBytes(k);
@@ -227,23 +243,23 @@ void Split(const Kernels& kernels, const uint8_t* fields, Run* run, uint8_t* raw
   }
 }
 
+static_assert(kReadSlack >= kWriteSlack);
+
 // The reverse. `raw` is readable for kReadSlack more.
 void Join(const Kernels& kernels, const Run& run, const uint8_t* raw, uint8_t* fields) {
   alignas(64) uint16_t tile[kSuperblock], low[kSuperblock];
-  uint8_t letters[kSuperblock / 2 + kReadSlack];
   uint8_t packed[PackedBytes(Width(1, kMaxLevels)) + kWriteSlack];
   for (uint32_t s = 0; s < run.superblocks; ++s) {
     const uint32_t k = run.k[s], width = Width(1, k), bits = RawBits(k);
     if (width == LetterWidth(k)) {
       std::memcpy(fields, run.letters[s], LettersOf(k));
     } else {
-      std::memcpy(letters, run.letters[s], kSuperblock / 2);
-      kernels.unpack(letters, LetterWidth(k), tile, 1);
+      kernels.unpack(run.letters[s], LetterWidth(k), tile, 1);
       if (bits != 0) {
         kernels.unpack(raw, 2 * bits, low, 1);
-        for (uint32_t i = 0; i < kSuperblock; ++i) {
-          tile[i] = static_cast<uint16_t>(tile[i] << bits | low[i]);
-        }
+        EachFour(tile, low, [&](uint64_t* value, const uint64_t* rest) {
+          *value = *value << bits | *rest;  // below 2^16 each
+        });
         raw += RawBytes(k);
       }
       kernels.pack(tile, width, packed, 1);
