@@ -603,6 +603,10 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * "hbi:bits=5,rht=1" (docs/format.md describes them):
  * - bits=B: bits per element and phase, a multiple of 1/8 in [0.5, 16]; 6 by default
  * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
+ * - levels=even|energy: about as many levels for all superblocks of 256 elements, or more for those
+ *   with much energy, which makes the squared error of all small
+ * - code=fixed|entropy: entropy: contributions and results travel in a prefix code; with it bits is
+ *   what usual data take, and ccl_codec_bound tells the most (needs ref=direct, ag=requant, no m)
  * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
  * - m=M: groups of M neighbouring ranks, 2 or more; sums inside a group are exact, and groups
  *   exchange them re-quantized; over direct only, for all-reduce only
