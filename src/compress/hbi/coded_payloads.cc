@@ -69,7 +69,7 @@ Status CodedPayloads::Decode(const Call& call, const Term& input, const Term& pa
   }
   const uint8_t* const in = Unsigned(input.data);
   uint8_t* const to = Unsigned(packed.data);
-  std::memcpy(to, in, words);
+  if (words != 0) std::memcpy(to, in, words);
   if (EntropyDecode(call.team, *call.slice->kernels, LevelsOf(*call.slice, input.format.form),
                     in + words, input.bytes - words, to + words)) {
     return Status::Ok();
