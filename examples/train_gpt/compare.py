@@ -14,9 +14,11 @@ import json
 import math
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Name in the files -> (name in the table, colour, dashes, options of train.py). The first is what the others are
@@ -72,6 +74,21 @@ def read(file):
     return lines if lines and "equal" in lines[-1] else []
 
 
+def start(line, environment, log):
+    """Runs a command to its end: (exit status, what it printed). A run whose log is whole may hang at its exit, as those of
+    PyTorch's gloo sometimes do, which wait for a thread that wants the interpreter; it is ended then."""
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          start_new_session=True) as process:
+        while True:
+            try:
+                printed, _ = process.communicate(timeout=60)
+                return process.returncode, printed
+            except subprocess.TimeoutExpired:
+                if read(log) and time.time() - log.stat().st_mtime > 60:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    return 0, ""
+
+
 def run(args):
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -88,10 +105,10 @@ def run(args):
                     str(HERE / "train.py"), *CONFIGURATIONS[name][3].split(), "--seed", str(seed), "--steps",
                     str(args.steps), "--log-file", str(log)]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+            status, printed = start(line, environment, log)
             lines = read(log)
-            if done.returncode != 0 or not lines:
-                sys.exit(f"{' '.join(line)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+            if status != 0 or not lines:
+                sys.exit(f"{' '.join(line)}\n{printed[-6000:]}")
             print(f"{log}: validation loss {lines[-2]['validation']:.4f}", flush=True)
 
 
