@@ -19,10 +19,6 @@ bool IsCoded(const Format& format) {
   return format.form == Form::kResult || (format.form == Form::kSum && format.contributions == 1);
 }
 
-bool IsForward(std::span<const Term> inputs) {
-  return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
-}
-
 // The bytes of side words that a payload begins with.
 size_t OwnWordBytes(const SliceContext& slice, const Format& format) {
   const bool own = format.form == Form::kResult && slice.planner->requantizes();
@@ -39,12 +35,6 @@ Status TakeChecksum(const CodedPayloads::Call& call, Term* input) {
   }
   input->bytes -= call.trailer;
   return VerifyChecksum(input->data, input->bytes, name, *call.range, call.rank);
-}
-
-Status CheckRoom(const Term& output, uint64_t needed) {
-  if (output.bytes >= needed) return Status::Ok();
-  return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", output.bytes,
-                                   Name(output.format.form), needed));
 }
 
 }  // namespace
@@ -83,7 +73,7 @@ Status CodedPayloads::Decode(const Call& call, const Term& input, const Term& pa
 Status CodedPayloads::Encode(const Call& call, const Term& packed, Term* output) {
   const size_t words = OwnWordBytes(*call.slice, packed.format);
   const uint64_t most = packed.bytes + HeadBytes(call.slice->superblocks()) + call.trailer;
-  if (Status status = CheckRoom(*output, most); !status.ok()) return status;
+  if (Status status = CheckCapacity(*output, most); !status.ok()) return status;
   uint8_t* const out = Unsigned(output->data);
   const uint8_t* const from = Unsigned(packed.data);
   std::memcpy(out, from, words);
@@ -147,7 +137,7 @@ Status CodedPayloads::Put(const Call& call, std::span<const Term> inputs, std::s
       }
     }
     if (same != nullptr) {
-      if (Status status = CheckRoom(output, same->bytes); !status.ok()) return status;
+      if (Status status = CheckCapacity(output, same->bytes); !status.ok()) return status;
       std::memcpy(output.data, same->data, same->bytes);
       output.bytes = same->bytes;
       continue;

@@ -163,6 +163,7 @@ CodeTable::CodeTable(uint32_t k, uint32_t shape) {
 // Tables live as long as the process, so that a thread that has one needs no lock.
 struct TablesOfLevels {
   std::array<std::atomic<const CodeTable*>, kShapes> shapes{};
+  std::array<std::atomic<uint32_t>, kShapes> costs{};  // Cost64; 0: not known yet
 };
 std::array<std::atomic<TablesOfLevels*>, kMaxLevels + 1> all_tables{};
 
@@ -176,8 +177,12 @@ T& At(std::atomic<T*>* place, const Make& make) {
   return *(place->compare_exchange_strong(there, made.get()) ? made.release() : there);
 }
 
+TablesOfLevels& TablesOf(uint32_t k) {
+  return At(&all_tables[k], [] { return std::make_unique<TablesOfLevels>(); });
+}
+
 const CodeTable& TableOf(uint32_t k, uint32_t shape) {
-  TablesOfLevels& tables = At(&all_tables[k], [] { return std::make_unique<TablesOfLevels>(); });
+  TablesOfLevels& tables = TablesOf(k);
   return At(&tables.shapes[shape], [&] { return std::make_unique<const CodeTable>(k, shape); });
 }
 
@@ -417,6 +422,8 @@ bool DecodeRuns(const Kernels& kernels, std::span<CodedRun> runs) {
 CodeLengths LengthsOf(uint32_t k, uint32_t shape) { return LengthsFor(WeightsOf(k, shape)); }
 
 uint32_t Cost64(uint32_t k, uint32_t shape) {
+  std::atomic<uint32_t>& known = TablesOf(k).costs[shape];
+  if (const uint32_t cost = known.load(std::memory_order_relaxed); cost != 0) return cost;
   const std::vector<uint64_t> weights = WeightsOf(k, shape);
   const CodeLengths lengths = LengthsFor(weights);
   uint64_t total = 0, bits = 0;
@@ -425,7 +432,10 @@ uint32_t Cost64(uint32_t k, uint32_t shape) {
     bits += weights[i] * lengths.bits[i];
   }
   total *= ValuesOf(k);
-  return static_cast<uint32_t>((64 * bits + total - 1) / total) + 64 * RawBits(k) + 1;
+  const auto coded = static_cast<uint32_t>((64 * bits + total - 1) / total);
+  const uint32_t cost = coded + 64 * RawBits(k) + 1;
+  known.store(cost, std::memory_order_relaxed);
+  return cost;
 }
 
 uint32_t ShapeOfSum(uint32_t k, uint32_t nranks) {

@@ -344,12 +344,6 @@ Status WrongLength(const Term& term, uint64_t expected) {
                                    Name(term.format.form), expected, term.bytes));
 }
 
-Status CheckCapacity(const Term& term, uint64_t needed) {
-  if (term.bytes >= needed) return Status::Ok();
-  return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", term.bytes,
-                                   Name(term.format.form), needed));
-}
-
 Status Unexpected(const Term& term, const char* where) {
   return InternalError(fmt::format("hbi: {} cannot be {} here", Name(term.format.form), where));
 }

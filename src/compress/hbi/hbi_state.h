@@ -53,10 +53,6 @@ class HbiState final : public CodecState {
   Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
                       SliceOutputs* places) const;
 
-  // True for a result that is decoded and forwarded instead of folded.
-  static bool IsForward(std::span<const Term> inputs) {
-    return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
-  }
   static Status InvalidWords(const Range& range);
   // own_words: the side words of this rank's elements if they are known, else nullptr.
   Status FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,

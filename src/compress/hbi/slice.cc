@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/crc32c.h"
+#include "compress/checked_state.h"
 #include "compress/hbi/parts.h"
 #include "compress/hbi/walker.h"
 
@@ -29,6 +30,12 @@ Status VerifyChecksum(const std::byte* payload, uint64_t bytes, const char* what
       "hbi: checksum of a {} payload of {} bytes, elements {} to {} of segment {}, at rank {}: it "
       "carries {:08x}, its bytes have {:08x}; it was damaged on its way",
       what, bytes, range.first, range.first + range.count, range.segment, rank, carried, found));
+}
+
+Status CheckCapacity(const Term& term, uint64_t needed) {
+  if (term.bytes >= needed) return Status::Ok();
+  return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", term.bytes,
+                                   Name(term.format.form), needed));
 }
 
 namespace {

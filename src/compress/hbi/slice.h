@@ -62,6 +62,13 @@ struct SliceOutputs {
   std::byte* elements = nullptr;  // decoded, in the caller's type
 };
 
+// True for a result that is decoded and forwarded instead of folded.
+inline bool IsForward(std::span<const Term> inputs) {
+  return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
+}
+// Whether an output has room for so many bytes.
+Status CheckCapacity(const Term& term, uint64_t needed);
+
 // Bytes of a slice's packed sum of these contributions, and of its kResult payload.
 uint64_t SumBytes(const SliceContext& slice, uint32_t contributions);
 uint64_t ResultBytes(const SliceContext& slice);
