@@ -88,14 +88,6 @@ Status MakeRoom(const JoinOptions& options, size_t connections) {
   return EnsureDescriptors(connections * (1 + options.share_fds.size()) + kOtherDescriptors);
 }
 
-Status CheckKeys(const RankTable& table) {
-  for (const RankRecord& record : table.ranks) {
-    if (record.key) continue;
-    return InternalError(fmt::format("rank {} sent no key for control messages", NameOf(record)));
-  }
-  return Status::Ok();
-}
-
 ControlGraph GraphOf(const JoinOptions& options, const RankTable& table) {
   std::vector<uint64_t> hosts;
   for (const RankRecord& record : table.ranks) hosts.push_back(record.host_id);
@@ -113,6 +105,7 @@ Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTab
     LinkPlan& plan = plans.emplace_back();
     plan.peer = static_cast<int>(record.rank);
     plan.peer_name = NameOf(record);
+    plan.peer_key = record.key;
     if (record.machine_id == self.machine_id) {
       plan.addresses.push_back(SocketAddress::Unix(record.mesh_name));
       continue;
@@ -154,8 +147,8 @@ Result<UniqueFd> WatchBoth(int first, int second) {
 }
 
 Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTable& table,
-                std::vector<Listener> listeners, RendezvousClient* root, Mesh* mesh,
-                std::vector<UniqueFd>* open) {
+                std::shared_ptr<ServerKey> own, std::vector<Listener> listeners,
+                RendezvousClient* root, Mesh* mesh, std::vector<UniqueFd>* open) {
   Secret secret;
   secret.Append(rendezvous.bytes());
   secret.Append(table.secret.bytes());
@@ -169,11 +162,11 @@ Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTab
   mesh->peers.resize(table.ranks.size());
   for (size_t i = 0; i < table.ranks.size(); ++i) mesh->peers[i].info = InfoOf(table.ranks[i]);
   mesh->graph = GraphOf(options, table);
-  mesh->data_terms = {.key = *key, .role = Role::kData, .communicator = table.session};
+  mesh->data_terms = {
+      .key = *key, .role = Role::kData, .communicator = table.session, .own = std::move(own)};
   Result<std::vector<LinkPlan>> plans = PlanMesh(options, table, mesh->graph);
   if (!plans.ok()) return plans.status();
   if (!mesh->graph.complete()) {
-    if (Status status = CheckKeys(table); !status.ok()) return status;
     if (Status room = MakeRoom(options, plans->size()); !room.ok()) return room;
   }
   JoinOptions::Alongside alongside;
@@ -303,13 +296,9 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
                          .mesh_addresses = {},
                          .blob = options.blob,
                          .key = {}};
-  std::shared_ptr<const KeyExchange> key;
-  if (options.nranks > options.all_pairs) {
-    Result<KeyExchange> made = KeyExchange::Create();
-    if (!made.ok()) return named(made.status());
-    registration.record.key = made->public_key();
-    key = std::make_shared<const KeyExchange>(*std::move(made));
-  }
+  Result<std::shared_ptr<ServerKey>> own = ServerKey::Create();
+  if (!own.ok()) return named(own.status());
+  registration.record.key = (*own)->public_key();
   Result<uint64_t> host_id = HostId(options.host_id);
   if (!host_id.ok()) return named(host_id.status());
   registration.record.host_id = *host_id;
@@ -359,10 +348,9 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   if (!table.ok()) return named(table.status());
 
   Mesh mesh;
-  mesh.key = std::move(key);
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
-  Status status =
-      WireMesh(options, target.terms.key, *table, std::move(listeners), &root, &mesh, &open);
+  Status status = WireMesh(options, target.terms.key, *table, *std::move(own), std::move(listeners),
+                           &root, &mesh, &open);
   if (status.ok() && options.prepare) status = options.prepare(&mesh, &root);
   if (!status.ok())
     return AgreeOnFailure(status, registration.record, options.cancelled.requested(), &root);
@@ -455,10 +443,11 @@ Result<Mesh> JoinById(const UniqueId& id, uint32_t number, const JoinOptions& op
     return OfRank(options, InvalidUsage("INCCL_SECRET_FILE is set on this rank, but was not where "
                                         "the id was made; it must be set there and on every rank"));
   }
-  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
+  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.name());
   if (!key.ok()) return OfRank(options, key.status());
   RootTarget target;
-  target.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
+  target.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.name()};
+  target.server_key = id.server_key;
   target.number = number;
   target.secret_file = id.needs_secret_file;
   std::vector<UniqueIdAddress> addresses = id.addresses;
@@ -480,19 +469,24 @@ Result<Mesh> JoinById(const UniqueId& id, uint32_t number, const JoinOptions& op
 Result<UniqueId> CreateId(const Environment& environment, bool at_once, bool of_job) {
   UniqueId id;
   Mac secret;
-  if (Status status = FillRandom(id.nonce); !status.ok()) return status;
+  Result<std::shared_ptr<ServerKey>> own = ServerKey::Create();
+  if (!own.ok()) return own.status();
+  id.server_key = (*own)->public_key();
   if (Status status = FillRandom(secret); !status.ok()) return status;
   id.secret = Key(secret);
   Wipe(secret);
   id.needs_secret_file = !environment.secret_file.empty();
-  Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
+  Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.name());
   if (!key.ok()) return key.status();
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
   Result<ListenRules> rules = ListenRules::Of(environment);
   if (!rules.ok()) return rules.status();
   const Status opened = RendezvousServer::Get().Open(
-      {.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce},
+      {.terms = {.key = *key,
+                 .role = Role::kRendezvous,
+                 .communicator = id.name(),
+                 .own = *std::move(own)},
        .of_job = of_job,
        .root = {.lifetime = LifetimeFor(environment.init_timeout_ms), .at_once = at_once}},
       *rules, &*addresses);
@@ -540,7 +534,7 @@ Result<UniqueId> CreateUniqueId(const Environment& environment, bool at_once) {
 }
 
 void WithdrawUniqueId(const UniqueId& id, const Status& why) {
-  RendezvousServer::Get().Close(id.nonce, why);
+  RendezvousServer::Get().Close(id.name(), why);
 }
 
 Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {

@@ -21,9 +21,7 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr Time kClientLimit = 4 * kSecond;    // twice the server's; LimitFor
-constexpr Time kMostPatience = 64 * kSecond;  // the kernel forgets a connection that overflowed
-                                              // the peer's queue, and does not tell this rank
+constexpr Time kClientLimit = 4 * kSecond;  // twice the server's; LimitFor
 constexpr Time kPause = 2 * kMillisecond;
 constexpr Time kUnreachablePause = 100 * kMillisecond;
 constexpr Time kSocketGrace = kSecond;  // for other threads to close descriptors
@@ -101,12 +99,11 @@ Status LinkAttempt::Step() {
   }
   state_ = State::kHandshaking;
   unreachable_since_ = 0;
-  if (terms_->patient) {
-    // Longer each time: a connection that this rank has given up waits at the peer until it comes.
-    patience_ = std::clamp(2 * patience_, kClientLimit, kMostPatience);
-    at_ = SystemClock().Now() + patience_;
+  if (terms_->patient) at_ = kNever;  // the peer may count this connection, and send on it
+  if (is_unix()) {
+    if (Status status = CheckOwner(); !status.ok()) return status;
   }
-  return is_unix() ? CheckOwner() : Status::Ok();
+  return StartHandshake();
 }
 
 std::string LinkAttempt::Accept(const ServerHandshake& handshake, bool is_unix, UniqueFd* fd) {
@@ -187,8 +184,6 @@ Status LinkAttempt::Connect() {
   if (error != 0 && (error == ECONNREFUSED || !is_unix())) return NextAddress(error);
   if (error != 0) return SystemErrorErrno("connect", error);
   FAULT_POINT("mesh.after_connect");
-  Nonce nonce;
-  if (Status status = FillRandom(nonce); !status.ok()) return status;
   link_.fd = *std::move(fd);
   state_ = State::kConnecting;
   at_ = now + LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
@@ -196,12 +191,7 @@ Status LinkAttempt::Connect() {
     at_ = std::min(now + kClientLimit, unreachable_since_ + terms_->timeout_ms * kMillisecond);
   }
   if (terms_->watch) terms_->watch(link_.fd.get());
-  handshake_.Start(&terms_->handshake,
-                   {.rank = static_cast<uint32_t>(terms_->rank),
-                    .nranks = static_cast<uint32_t>(terms_->nranks),
-                    .server = static_cast<uint32_t>(plan_.peer),
-                    .connection = plan_.connection},
-                   nonce);
+  if (terms_->patient) ProbeWhenIdle(link_.fd.get());
   return Status::Ok();
 }
 
@@ -215,35 +205,46 @@ Status LinkAttempt::CheckOwner() {
   return Status::Ok();
 }
 
+Status LinkAttempt::StartHandshake() {
+  Nonce nonce;
+  if (Status status = FillRandom(nonce); !status.ok()) return status;
+  handshake_.Start(&terms_->handshake,
+                   {.rank = static_cast<uint32_t>(terms_->rank),
+                    .nranks = static_cast<uint32_t>(terms_->nranks),
+                    .server = static_cast<uint32_t>(plan_.peer),
+                    .connection = plan_.connection,
+                    .server_key = plan_.peer_key},
+                   nonce);
+  if (handshake_.fault() == HandshakeFault::kMac) {
+    return InternalError("its public key is invalid");
+  }
+  if (handshake_.state() == ClientHandshake::State::kFailed) {
+    return SystemError(Describe(handshake_.fault()));
+  }
+  if (!WriteAll(link_.fd.get(), handshake_.to_send())) Pause(kPause);
+  return Status::Ok();
+}
+
 Status LinkAttempt::StepHandshake() {
-  std::array<std::byte, kHelloBytes> buffer;
+  std::array<std::byte, kReplyBytes> buffer;
   const IoResult got = ReadSome(link_.fd.get(), std::span(buffer).first(handshake_.wanted()));
   if (got.error == EAGAIN) return Status::Ok();
   if (got.error != 0 || got.closed) {
     // A busy peer has dropped the connection, or the peer died, which the next attempt shows.
-    if (got.closed && handshake_.state() == ClientHandshake::State::kReadingReply &&
-        ++rejections_ == kMostRejections) {
+    if (got.closed && ++rejections_ == kMostRejections) {
       return InternalError("rejects the handshake");
     }
     Pause(kPause);
     return Status::Ok();
   }
-  const ClientHandshake::State before = handshake_.state();
-  const ClientHandshake::State after = handshake_.Feed(std::span(buffer).first(got.bytes));
+  const ClientHandshake::State state = handshake_.Feed(std::span(buffer).first(got.bytes));
   if (handshake_.fault() == HandshakeFault::kCrypto) {
     return SystemError(Describe(handshake_.fault()));
   }
-  if (after == ClientHandshake::State::kFailed) {
+  if (state == ClientHandshake::State::kFailed) {
     return InvalidUsage(fmt::format("its socket is not ours: {}", Describe(handshake_.fault())));
   }
-  if (after == ClientHandshake::State::kReadingReply && before != after &&
-      !WriteAll(link_.fd.get(), handshake_.hello())) {
-    Pause(kPause);
-    return Status::Ok();
-  }
-  // From here on the peer may count this connection, and send on it.
-  if (terms_->patient && after == ClientHandshake::State::kReadingReply) at_ = kNever;
-  return after == ClientHandshake::State::kDone ? Authenticated() : Status::Ok();
+  return state == ClientHandshake::State::kDone ? Authenticated() : Status::Ok();
 }
 
 Status LinkAttempt::Authenticated() {

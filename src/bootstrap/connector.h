@@ -36,6 +36,7 @@ struct LinkPlan {
   int peer = 0;
   uint16_t connection = 0;  // number among those with this peer
   std::string peer_name;    // for errors
+  PublicKey peer_key{};     // of its HandshakeTerms::own
   // Where the peer listens, in the order to try; all unix or all TCP. The accepting end needs them,
   // too, to know which kind is due.
   std::vector<SocketAddress> addresses;
@@ -60,9 +61,9 @@ struct ConnectTerms {
   // When `check_fd` becomes readable, it is called at once; -1: none.
   std::function<Status(const std::vector<int>& missing)> check;
   int check_fd = -1;
-  // Peers may come late: this rank waits for the greeting of one that it has connected to, and does
-  // not end a connection whose handshake has begun. If no address can be connected to for
-  // `timeout_ms`, the connection fails. The rank accepts while it awaits a peer only.
+  // Peers may come late: this rank does not end a connection that it has made. If no address can be
+  // connected to for `timeout_ms`, the connection fails. The rank accepts while it awaits a peer
+  // only.
   bool patient = false;
   // The plan of a connection that a peer has begun and this rank has not; none: it is refused.
   std::function<std::optional<LinkPlan>(int peer, int connection)> expects;
@@ -125,6 +126,7 @@ class LinkAttempt {
   // The current address has failed with this errno: goes on to the next one.
   Status NextAddress(int error);
   Status CheckOwner();
+  Status StartHandshake();
   Status StepHandshake();
   Status Authenticated();
   Status Swap();
@@ -136,7 +138,6 @@ class LinkAttempt {
   Time at_ = 0;
   Time unreachable_since_ = 0;  // 0: the last attempt has reached the peer
   Time lacking_since_ = 0;      // 0: the last attempt had a socket
-  Time patience_ = 0;           // how long this rank waited for the last greeting
   size_t address_ = 0;          // the address to try
   bool all_refused_ = true;     // by the addresses tried in this round
   std::string last_failure_;

@@ -56,6 +56,38 @@ bool HasMagic(Bytes bytes) {
   return std::equal(kHelloMagic.begin(), kHelloMagic.end(), bytes.begin());
 }
 
+void WriteHead(FixedWriter* writer) {
+  writer->Raw(kHelloMagic);
+  writer->Integer(kProtocolVersion, 1);
+  writer->Integer(0, 3);
+}
+
+// Of the first 8 bytes of all but a hello.
+HandshakeFault CheckHead(Bytes bytes) {
+  if (!HasMagic(bytes)) return HandshakeFault::kMagic;
+  if (std::to_integer<uint8_t>(bytes[4]) != kProtocolVersion) return HandshakeFault::kVersion;
+  const Bytes zeros = bytes.subspan(5, 3);
+  const bool zero =
+      std::all_of(zeros.begin(), zeros.end(), [](std::byte b) { return b == std::byte{0}; });
+  return zero ? HandshakeFault::kNone : HandshakeFault::kMagic;
+}
+
+void WriteGreeting(uint32_t server, const Nonce& nonce, const PublicKey& key,
+                   std::span<std::byte> out) {
+  FixedWriter writer(out);
+  WriteHead(&writer);
+  writer.Integer(server, 4);
+  writer.Integer(0, 4);
+  writer.Raw(nonce);
+  writer.Raw(key);
+}
+
+void WriteReply(const Mac& mac, std::span<std::byte> out) {
+  FixedWriter writer(out);
+  WriteHead(&writer);
+  writer.Raw(mac);
+}
+
 }  // namespace
 
 const char* Describe(HandshakeFault fault) {
@@ -68,50 +100,67 @@ const char* Describe(HandshakeFault fault) {
     case HandshakeFault::kRank: return "rank and number of ranks make no sense";
     case HandshakeFault::kServer: return "the connection is meant for another rank";
     case HandshakeFault::kMac: return "the other side does not know the secret";
+    case HandshakeFault::kReplay: return "it repeats what another connection has sent";
     case HandshakeFault::kCrypto: return "libcrypto failed";
   }
   return "unknown fault";
 }
 
-void ServerHandshake::Start(TermsOf terms_of, const Nonce& server_nonce, uint32_t server) {
+Result<std::shared_ptr<ServerKey>> ServerKey::Create() {
+  Result<KeyExchange> exchange = KeyExchange::Create();
+  if (!exchange.ok()) return exchange.status();
+  return std::make_shared<ServerKey>(*std::move(exchange));
+}
+
+bool ServerKey::IsNew(const Mac& hello) {
+  const MutexLock lock(&mutex_);
+  return seen_.insert(hello).second;
+}
+
+void ServerHandshake::Start(TermsOf terms_of, uint32_t server) {
   terms_of_ = std::move(terms_of);
   server_ = server;
   have_ = 0;
-  Result<KeyExchange> exchange = KeyExchange::Create();
-  if (!exchange.ok()) {
-    fault_ = HandshakeFault::kCrypto;
-    state_ = State::kFailed;
-    return;
-  }
-  exchange_ = *std::move(exchange);
+  exchange_.reset();
   state_ = State::kReading;
   fault_ = HandshakeFault::kNone;
-  FixedWriter writer(greeting_);
-  writer.Raw(kHelloMagic);
-  writer.Integer(kProtocolVersion, 1);
-  writer.Integer(0, 3);
-  writer.Integer(server, 4);
-  writer.Integer(0, 4);
-  writer.Raw(server_nonce);
-  writer.Raw(exchange_->public_key());
 }
 
 ServerHandshake::State ServerHandshake::Feed(Bytes bytes) {
+  if (state_ == State::kAsked) state_ = State::kReading;
   if (state_ != State::kReading || bytes.size() > wanted()) {
     state_ = State::kFailed;
     return state_;
   }
   std::memcpy(hello_.data() + have_, bytes.data(), bytes.size());
   have_ += bytes.size();
+  constexpr size_t kRoleAt = 5;  // 0 in an ask
   // Refuse another protocol before the whole hello has arrived.
   if (have_ >= kHelloMagic.size() && !HasMagic(hello_)) {
     fault_ = HandshakeFault::kMagic;
-    state_ = State::kFailed;
+  } else if (have_ == kAskBytes && hello_[kRoleAt] == std::byte{0}) {
+    fault_ = OnAsk();
+    state_ = State::kAsked;
   } else if (have_ == kHelloBytes) {
     fault_ = Check();
-    state_ = fault_ == HandshakeFault::kNone ? State::kDone : State::kFailed;
+    state_ = State::kDone;
   }
+  if (fault_ != HandshakeFault::kNone) state_ = State::kFailed;
+  if (fault_ == HandshakeFault::kVersion) WriteReply(Mac{}, reply_);
   return state_;
+}
+
+HandshakeFault ServerHandshake::OnAsk() {
+  if (exchange_) return HandshakeFault::kMagic;
+  if (const HandshakeFault fault = CheckHead(hello_); fault != HandshakeFault::kNone) return fault;
+  Nonce nonce;
+  if (!FillRandom(nonce).ok()) return HandshakeFault::kCrypto;
+  Result<KeyExchange> exchange = KeyExchange::Create();
+  if (!exchange.ok()) return HandshakeFault::kCrypto;
+  exchange_ = *std::move(exchange);
+  WriteGreeting(server_, nonce, exchange_->public_key(), greeting_);
+  have_ = 0;
+  return HandshakeFault::kNone;
 }
 
 HandshakeFault ServerHandshake::Check() {
@@ -133,7 +182,13 @@ HandshakeFault ServerHandshake::Check() {
   if (terms == nullptr || communicator_ != terms->communicator) {
     return HandshakeFault::kCommunicator;
   }
-  const Result<Key> secret = SecretOf(*exchange_, client_key, terms->key);
+  ServerKey* const own = exchange_ ? nullptr : terms->own.get();
+  if (!exchange_) {
+    if (own == nullptr) return HandshakeFault::kMac;  // its clients ask
+    WriteGreeting(server_, communicator_, own->public_key(), greeting_);
+  }
+  const Result<Key> secret =
+      SecretOf(own != nullptr ? own->exchange() : *exchange_, client_key, terms->key);
   if (!secret.ok()) {
     return secret.status().code() == Code::kInvalidUsage ? HandshakeFault::kMac
                                                          : HandshakeFault::kCrypto;
@@ -150,7 +205,9 @@ HandshakeFault ServerHandshake::Check() {
   if (server != server_) return HandshakeFault::kServer;
   const Result<Mac> reply = HmacSha256(secret_.bytes(), {AsBytes(kServerLabel), greeting_, hello});
   if (!reply.ok()) return HandshakeFault::kCrypto;
-  reply_ = *reply;
+  WriteReply(*reply, reply_);
+  // Last, since a hello that counts as seen is of no use to its client any more.
+  if (own != nullptr && !own->IsNew(mac)) return HandshakeFault::kReplay;
   return HandshakeFault::kNone;
 }
 
@@ -159,11 +216,24 @@ Result<ConnectionKeys> ServerHandshake::Keys() const { return KeysOf(secret_, gr
 void ClientHandshake::Start(const HandshakeTerms* terms, const ClientIdentity& identity,
                             const Nonce& client_nonce) {
   terms_ = terms;
-  state_ = State::kReadingGreeting;
-  fault_ = HandshakeFault::kNone;
   have_ = 0;
   identity_ = identity;
   client_nonce_ = client_nonce;
+  fault_ = HandshakeFault::kNone;
+  state_ = State::kReadingGreeting;
+  if (!identity_.server_key) {
+    FixedWriter writer(hello_);
+    return WriteHead(&writer);
+  }
+  WriteGreeting(identity_.server, terms->communicator, *identity_.server_key, greeting_);
+  fault_ = MakeHello(*identity_.server_key);
+  state_ = fault_ == HandshakeFault::kNone ? State::kReadingReply : State::kFailed;
+}
+
+Bytes ClientHandshake::to_send() const {
+  if (state_ == State::kReadingGreeting) return Bytes(hello_).first(kAskBytes);
+  if (state_ == State::kReadingReply) return hello_;
+  return {};
 }
 
 size_t ClientHandshake::wanted() const {
@@ -181,7 +251,7 @@ ClientHandshake::State ClientHandshake::Feed(Bytes bytes) {
     std::memcpy(greeting_.data() + have_, bytes.data(), bytes.size());
     have_ += bytes.size();
     if (have_ < kGreetingBytes) return state_;
-    fault_ = MakeHello();
+    fault_ = OnGreeting();
     have_ = 0;
     state_ = fault_ == HandshakeFault::kNone ? State::kReadingReply : State::kFailed;
   } else if (state_ == State::kReadingReply) {
@@ -194,20 +264,22 @@ ClientHandshake::State ClientHandshake::Feed(Bytes bytes) {
   return state_;
 }
 
-HandshakeFault ClientHandshake::MakeHello() {
-  if (!HasMagic(greeting_)) return HandshakeFault::kMagic;
-  if (server_version() != kProtocolVersion) return HandshakeFault::kVersion;
+HandshakeFault ClientHandshake::OnGreeting() {
+  if (const HandshakeFault fault = CheckHead(greeting_); fault != HandshakeFault::kNone) {
+    return fault;
+  }
   ByteReader reader(greeting_);
-  uint8_t zero = 0;
-  uint16_t zeros = 0;
-  uint32_t server = 0, more_zeros = 0;
+  uint32_t server = 0, zeros = 0;
   Nonce server_nonce;
   PublicKey server_key;
-  const bool complete = reader.Skip(kHelloMagic.size() + 1) && reader.U8(&zero) &&
-                        reader.U16(&zeros) && reader.U32(&server) && reader.U32(&more_zeros) &&
+  const bool complete = reader.Skip(kAskBytes) && reader.U32(&server) && reader.U32(&zeros) &&
                         reader.Raw(server_nonce) && reader.Raw(server_key);
-  if (!complete || zero != 0 || zeros != 0 || more_zeros != 0) return HandshakeFault::kMagic;
+  if (!complete || zeros != 0) return HandshakeFault::kMagic;
   if (server != identity_.server) return HandshakeFault::kServer;
+  return MakeHello(server_key);
+}
+
+HandshakeFault ClientHandshake::MakeHello(const PublicKey& server_key) {
   Result<KeyExchange> exchange = KeyExchange::Create();
   if (!exchange.ok()) return HandshakeFault::kCrypto;
   const Result<Key> secret = SecretOf(*exchange, server_key, terms_->key);
@@ -236,10 +308,12 @@ HandshakeFault ClientHandshake::MakeHello() {
 }
 
 HandshakeFault ClientHandshake::CheckReply() const {
+  if (const HandshakeFault fault = CheckHead(reply_); fault != HandshakeFault::kNone) return fault;
   const Result<Mac> expected =
       HmacSha256(secret_.bytes(), {AsBytes(kServerLabel), greeting_, hello_});
   if (!expected.ok()) return HandshakeFault::kCrypto;
-  return EqualInConstantTime(*expected, reply_) ? HandshakeFault::kNone : HandshakeFault::kMac;
+  return EqualInConstantTime(*expected, Bytes(reply_).last(kMacBytes)) ? HandshakeFault::kNone
+                                                                       : HandshakeFault::kMac;
 }
 
 Result<ConnectionKeys> ClientHandshake::Keys() const { return KeysOf(secret_, greeting_, hello_); }

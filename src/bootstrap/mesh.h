@@ -55,8 +55,7 @@ struct PeerInfo {
   uint64_t host_id = 0;         // equal on one host, as INCCL_HOSTID defines hosts
   uint64_t machine_id = 0;      // equal on one machine and network namespace
   std::vector<std::byte> blob;  // its JoinOptions::blob, unchecked
-  // For messages to it that other ranks pass on; none if the control graph is complete.
-  std::optional<bootstrap::PublicKey> key = {};
+  bootstrap::PublicKey key{};   // of its Mesh::data_terms.own
   // Of its connection with the process where the ranks met; 0 over a unix socket.
   uint32_t round_trip_us = 0;
 };
@@ -74,9 +73,9 @@ struct Mesh {
   int rank = 0, nranks = 1;
   std::vector<Peer> peers;  // by rank
   ControlGraph graph;
-  std::shared_ptr<const bootstrap::KeyExchange> key;  // of this rank's PeerInfo::key
   uint64_t nonce_hash = 0;  // equal on all ranks, different for each communicator
-  // For further connections between these ranks: their key, and the communicator's nonce.
+  // For further connections between these ranks: their key, and the communicator's nonce. Its `own`
+  // also protects messages to this rank that others pass on.
   bootstrap::HandshakeTerms data_terms;
   // Of the communicator: those that carry control messages, and those of transports.
   std::shared_ptr<SocketList> sockets = std::make_shared<SocketList>();

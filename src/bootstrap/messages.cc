@@ -76,21 +76,17 @@ void Write(const RankRecord& record, ByteWriter* writer) {
   writer->String(record.mesh_name);
   WriteAddresses(record.mesh_addresses, writer);
   writer->String({reinterpret_cast<const char*>(record.blob.data()), record.blob.size()});
-  writer->U8(record.key ? 1 : 0);
-  if (record.key) writer->Raw(*record.key);
+  writer->Raw(record.key);
   writer->U32(record.round_trip_us);
 }
 
 bool Read(ByteReader* reader, RankRecord* record) {
   std::string host, blob;
-  uint8_t has_key = 0;
   if (!reader->U32(&record->rank) || !reader->U32(&record->pid) || !reader->U32(&record->uid) ||
       !reader->U64(&record->host_id) || !reader->U64(&record->machine_id) ||
       !reader->String(&host, kMaxHostName) || !reader->String(&record->mesh_name, kMaxUnixName) ||
       !ReadAddresses(reader, &record->mesh_addresses) || !reader->String(&blob, kMaxBlob) ||
-      !reader->U8(&has_key) || has_key > 1 ||
-      (has_key == 1 && !reader->Raw(record->key.emplace())) ||
-      !reader->U32(&record->round_trip_us)) {
+      !reader->Raw(record->key) || !reader->U32(&record->round_trip_us)) {
     return false;
   }
   record->host = Escaped(host);

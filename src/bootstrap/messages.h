@@ -85,7 +85,7 @@ struct RankRecord {
   std::string mesh_name;                        // name of its unix socket
   std::vector<UniqueIdAddress> mesh_addresses;  // where it listens for other machines; may be none
   std::vector<std::byte> blob;                  // at most kMaxBlob bytes
-  std::optional<PublicKey> key = {};            // PeerInfo::key
+  PublicKey key{};                              // PeerInfo::key
   uint32_t round_trip_us = 0;                   // PeerInfo::round_trip_us
 };
 

@@ -104,19 +104,12 @@ void PendingConnections::Add(UniqueFd fd, const SocketAddress& address) {
     return ResetConnection(std::move(fd));
   }
   if (terms_.is_unix && !MayJoin(fd.get(), &source)) return ResetConnection(std::move(fd));
-  Nonce nonce;
-  if (!FillRandom(nonce).ok()) return;
   MakeRoomFor(source);
   Pending& pending = pending_.emplace_back();
   pending.fd = std::move(fd);
   pending.source = source;
   pending.deadline = SystemClock().Now() + limit_;
-  pending.handshake.Start(terms_.handshake, nonce, terms_.server);
-  const Bytes greeting = pending.handshake.greeting();
-  if (pending.handshake.state() == ServerHandshake::State::kFailed ||
-      !WriteAll(pending.fd.get(), greeting)) {
-    pending_.pop_back();
-  }
+  pending.handshake.Start(terms_.handshake, terms_.server);
 }
 
 void PendingConnections::AppendTo(std::vector<pollfd>* fds) const {
@@ -153,20 +146,26 @@ void Discard(int fd) {
 }  // namespace
 
 bool PendingConnections::Step(Pending* pending, const Promote& promote) {
+  ServerHandshake& handshake = pending->handshake;
   std::array<std::byte, kHelloBytes> buffer;
-  const IoResult got =
-      ReadSome(pending->fd.get(), std::span(buffer).first(pending->handshake.wanted()));
-  if (got.error == EAGAIN) return true;
-  if (got.error != 0 || got.closed) {
-    Complain(pending->source, "it closed before it authenticated");
-    return false;
+  ServerHandshake::State state = ServerHandshake::State::kReading;
+  while (state == ServerHandshake::State::kReading) {
+    const IoResult got = ReadSome(pending->fd.get(), std::span(buffer).first(handshake.wanted()));
+    if (got.error == EAGAIN) return true;
+    if (got.error != 0 || got.closed) {
+      Complain(pending->source, "it closed before it authenticated");
+      return false;
+    }
+    state = handshake.Feed(std::span(buffer).first(got.bytes));
   }
-  std::string why;
-  switch (pending->handshake.Feed(std::span(buffer).first(got.bytes))) {
-    case ServerHandshake::State::kReading: return true;
-    case ServerHandshake::State::kDone: why = promote(pending->handshake, &pending->fd); break;
-    case ServerHandshake::State::kFailed: why = Describe(pending->handshake.fault()); break;
+  if (state == ServerHandshake::State::kAsked) {
+    return WriteAll(pending->fd.get(), handshake.greeting());
   }
+  if (handshake.fault() == HandshakeFault::kVersion) {
+    (void)WriteAll(pending->fd.get(), handshake.reply());
+  }
+  const std::string why = state == ServerHandshake::State::kDone ? promote(handshake, &pending->fd)
+                                                                 : Describe(handshake.fault());
   if (why.empty()) return false;
   Complain(pending->source, why);
   // An orderly close shows the client of a whole hello that it was rejected. It would not be one if

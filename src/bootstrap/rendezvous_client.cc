@@ -230,18 +230,56 @@ Status WhyNot(HandshakeFault fault, const std::string& where, const RootTarget& 
   return InvalidUsage(fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault)));
 }
 
+// Sends what the client's state begins with: its ask, or its hello and the registration. *cipher is
+// set with the hello.
+std::optional<Attempt> SendFirst(int fd, const ClientHandshake& handshake,
+                                 const ClientOptions& options,
+                                 std::optional<StreamCipher>* cipher) {
+  if (!WriteAll(fd, handshake.to_send())) {
+    return Broken("it closed the connection during authentication");
+  }
+  if (handshake.state() != ClientHandshake::State::kReadingReply) return std::nullopt;
+  FAULT_POINT("bootstrap.after_authentication");
+  Result<ConnectionKeys> keys = handshake.Keys();
+  if (!keys.ok()) return Hopeless(keys.status());
+  Result<StreamCipher> made = StreamCipher::Create(keys->from_client, keys->from_server);
+  if (!made.ok()) return Hopeless(made.status());
+  *cipher = *std::move(made);
+  if (!options.registration) return std::nullopt;
+  const Result<std::vector<std::byte>> body = options.registration(fd);
+  if (!body.ok()) return Hopeless(body.status());
+  const Status sent = SendFrame(fd, MessageKind::kRegister, *body, &(*cipher)->seal, options);
+  if (sent.code() == Code::kSystemError) return Hopeless(sent);
+  if (!sent.ok()) return Broken(sent.message());
+  return std::nullopt;
+}
+
 Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& target,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
+  // Of several addresses this one may be that of something else, which never answers. Only what has
+  // greeted this rank gets its registration.
+  const bool knows = target.addresses.size() == 1 && target.server_key;
   ClientHandshake handshake;
   handshake.Start(&target.terms,
                   {.rank = static_cast<uint32_t>(options.rank),
-                   .nranks = static_cast<uint32_t>(options.nranks)},
+                   .nranks = static_cast<uint32_t>(options.nranks),
+                   .server_key = knows ? target.server_key : std::nullopt},
                   nonce);
-  std::array<std::byte, kHelloBytes> buffer;
+  std::array<std::byte, kGreetingBytes> buffer;
   std::optional<StreamCipher> cipher;
-  while (true) {
+  for (bool begins = true; handshake.state() != ClientHandshake::State::kDone;) {
+    const ClientHandshake::State before = handshake.state();
+    if (before == ClientHandshake::State::kFailed) {
+      return Hopeless(WhyNot(handshake.fault(), where, target));
+    }
+    if (begins) {
+      std::optional<Attempt> ended = SendFirst(fd.get(), handshake, options, &cipher);
+      if (ended) return *std::move(ended);
+      // The rendezvous may count this rank from now on, so this rank waits for it.
+      if (cipher && options.registration) until = options.deadline;
+    }
     if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options)) {
       if (cipher && options.cancelled.requested()) {  // the rendezvous may have counted this rank
         (void)SendFrame(fd.get(), MessageKind::kFailed, EncodeError(options.cancelled.Check()),
@@ -250,8 +288,8 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
       return Broken("it does not answer");
     }
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
+    begins = false;
     if (got.error == EAGAIN) continue;
-    const ClientHandshake::State before = handshake.state();
     if (got.error != 0) return Broken(SocketErrorText(got.error));
     if (got.closed) {
       Attempt attempt = Broken("it closed the connection during authentication");
@@ -260,32 +298,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
       }
       return attempt;
     }
-    const ClientHandshake::State after = handshake.Feed(std::span(buffer).first(got.bytes));
-    if (after == ClientHandshake::State::kFailed) {
-      return Hopeless(WhyNot(handshake.fault(), where, target));
-    }
-    if (after == ClientHandshake::State::kReadingReply && before != after) {
-      if (!WriteAll(fd.get(), handshake.hello())) {
-        return Broken("it closed the connection during authentication");
-      }
-      FAULT_POINT("bootstrap.after_authentication");
-      Result<ConnectionKeys> keys = handshake.Keys();
-      if (!keys.ok()) return Hopeless(keys.status());
-      Result<StreamCipher> made = StreamCipher::Create(keys->from_client, keys->from_server);
-      if (!made.ok()) return Hopeless(made.status());
-      cipher = *std::move(made);
-      if (options.registration) {
-        const Result<std::vector<std::byte>> body = options.registration(fd.get());
-        if (!body.ok()) return Hopeless(body.status());
-        const Status sent =
-            SendFrame(fd.get(), MessageKind::kRegister, *body, &cipher->seal, options);
-        if (sent.code() == Code::kSystemError) return Hopeless(sent);
-        if (!sent.ok()) return Broken(sent.message());
-        // The rendezvous may count this rank from now on, so this rank waits for it.
-        until = options.deadline;
-      }
-    }
-    if (after == ClientHandshake::State::kDone) break;
+    begins = handshake.Feed(std::span(buffer).first(got.bytes)) != before;
   }
   Attempt attempt;
   attempt.outcome = Attempt::Outcome::kAuthenticated;

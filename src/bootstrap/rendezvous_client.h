@@ -29,9 +29,10 @@ namespace inccl::bootstrap {
 struct RootTarget {
   std::vector<SocketAddress> addresses;  // tried in turn; the owner of a unix socket is checked
   HandshakeTerms terms;
-  uint32_t number = 0;          // Registration::number
-  bool secret_file = false;     // the key holds the content of a secret file
-  bool may_come_later = false;  // a missing listener is no error until the deadline
+  std::optional<PublicKey> server_key = {};  // of the rendezvous, if known
+  uint32_t number = 0;                       // Registration::number
+  bool secret_file = false;                  // the key holds the content of a secret file
+  bool may_come_later = false;               // a missing listener is no error until the deadline
   bool same_container = false;  // the owner of a unix socket must run in the same one, too
   std::string advice = {};      // ends the error if nobody listens
   // If set, opens the rendezvous. Returns "" on success, else the obstacle; the client then sees

@@ -220,6 +220,14 @@ std::string SocketErrorText(int error) {
   return text;
 }
 
+void ProbeWhenIdle(int fd) {
+  constexpr int kOne = 1, kAfterSeconds = 20, kEachSeconds = 5, kProbes = 6;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kAfterSeconds, sizeof kAfterSeconds);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kEachSeconds, sizeof kEachSeconds);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &kOne, sizeof kOne);
+}
+
 int PendingError(int fd) {
   int error = 0;
   socklen_t length = sizeof error;

@@ -60,6 +60,9 @@ bool IsLack(int error);
 // The text of an errno; of EMFILE with the limit.
 std::string SocketErrorText(int error);
 int PendingError(int fd);
+// Firewalls forget connections that are idle for minutes. TCP probes this one after 20 s, and finds
+// within 50 s that nothing comes back.
+void ProbeWhenIdle(int fd);
 
 // Returns the next connection, or an invalid fd with *error EAGAIN (none) or another errno.
 UniqueFd Accept(int listener, SocketAddress* peer, int* error);

@@ -14,10 +14,10 @@ namespace inccl {
 namespace {
 
 constexpr std::string_view kIdMagic = "iclu";
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr uint8_t kNeedsSecretFile = 1;
-constexpr size_t kCrcOffset = 100;
-constexpr size_t kSpareBytes = 24;
+constexpr size_t kCrcOffset = 116;
+constexpr size_t kSpareBytes = 8;
 constexpr size_t kMostInMessage = 8;
 using bootstrap::AsBytes;
 using bootstrap::Bytes;
@@ -67,7 +67,7 @@ void UniqueId::Encode(std::byte* out) const {
   UniqueIdAddress none;
   none.family = 0;
   for (size_t i = 0; i < kMaxAddresses; ++i) WriteAddress(i < count ? addresses[i] : none, &writer);
-  writer.Raw(nonce);
+  writer.Raw(server_key);
   // The secret goes directly into the id, so no other buffer keeps a copy.
   const size_t secret_at = writer.bytes().size();
   std::memcpy(out, writer.bytes().data(), secret_at);
@@ -101,7 +101,7 @@ Result<UniqueId> UniqueId::Decode(const std::byte* data) {
   }
   std::array<UniqueIdAddress, kMaxAddresses> found;
   for (UniqueIdAddress& address : found) ReadAddress(&reader, &address);
-  reader.Raw(id.nonce);
+  reader.Raw(id.server_key);
   reader.Raw(secret);
   reader.U32(&crc);
   if (!reader.ok() || crc != Crc32c(bytes.first(kCrcOffset))) {
@@ -128,9 +128,15 @@ Result<UniqueId> UniqueId::Decode(const std::byte* data) {
   return id;
 }
 
+bootstrap::Nonce UniqueId::name() const {
+  bootstrap::Nonce name;
+  std::copy_n(server_key.begin(), name.size(), name.begin());
+  return name;
+}
+
 std::string UniqueId::ToString() const {
   std::string text = "unique id ";
-  for (const std::byte b : nonce) text += fmt::format("{:02x}", std::to_integer<int>(b));
+  for (const std::byte b : name()) text += fmt::format("{:02x}", std::to_integer<int>(b));
   return text;
 }
 

@@ -5,16 +5,16 @@
 //
 //   offset size  field
 //        0    4  "iclu"
-//        4    1  version, 1
+//        4    1  version, 2
 //        5    1  flags; bit 0: joining needs the content of a secret file too
 //        6    2  number of addresses, 0 to 2
 //        8   44  two addresses of 22 bytes: family u16 (4, 6; 0: none), address 16 (IPv4: the first
 //                4), port u16, scope u16 (the interface index of a link-local IPv6 address
 //                on the host that made the id)
-//       52   16  nonce, public
-//       68   32  secret
-//      100    4  CRC-32C of the bytes before
-//      104   24  zero
+//       52   32  public key of the rendezvous; its first 16 bytes are the id's name
+//       84   32  secret
+//      116    4  CRC-32C of the bytes before
+//      120    8  zero
 // Integers are little endian, addresses as they travel on the wire.
 #ifndef INCCL_BOOTSTRAP_UNIQUE_ID_H_
 #define INCCL_BOOTSTRAP_UNIQUE_ID_H_
@@ -54,14 +54,16 @@ struct UniqueId {
 
   bool needs_secret_file = false;
   std::vector<UniqueIdAddress> addresses;  // in the order to try them
-  bootstrap::Nonce nonce{};
+  bootstrap::PublicKey server_key{};
   bootstrap::Key secret;
+
+  bootstrap::Nonce name() const;
 
   // Writes kUniqueIdBytes.
   void Encode(std::byte* out) const;
   // A kInvalidArgument says what is wrong with the bytes.
   static Result<UniqueId> Decode(const std::byte* bytes);
-  // "unique id 0123456789abcdef0123456789abcdef": the nonce.
+  // "unique id 0123456789abcdef0123456789abcdef": its name.
   std::string ToString() const;
 };
 

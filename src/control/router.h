@@ -54,8 +54,8 @@ class Router {
   struct Terms {
     int rank = 0, nranks = 1;
     ControlGraph graph;
-    std::shared_ptr<const bootstrap::KeyExchange> key;  // of this rank
-    std::vector<bootstrap::PublicKey> keys;             // by rank
+    std::shared_ptr<const bootstrap::ServerKey> key;  // of this rank
+    std::vector<bootstrap::PublicKey> keys;           // by rank
     bootstrap::Nonce communicator{};
     Time resend_after = 2 * kSecond;  // at first; then less and less often
   };

@@ -38,11 +38,11 @@ std::unique_ptr<Router> MakeRouter(Mesh* mesh, const ControlOptions& options, Ro
   Router::Terms terms{.rank = mesh->rank,
                       .nranks = mesh->nranks,
                       .graph = std::move(mesh->graph),
-                      .key = std::move(mesh->key),
+                      .key = mesh->data_terms.own,
                       .keys = {},
                       .communicator = mesh->data_terms.communicator,
                       .resend_after = std::max(2 * options.heartbeat, kLeastResend)};
-  for (const Peer& peer : mesh->peers) terms.keys.push_back(*peer.info.key);
+  for (const Peer& peer : mesh->peers) terms.keys.push_back(peer.info.key);
   return std::make_unique<Router>(std::move(terms), std::move(emit));
 }
 

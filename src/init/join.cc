@@ -221,7 +221,7 @@ struct Readiness {
 struct Growth {
   int32_t nranks = 0, rank = 0;  // of the new communicator
   uint8_t has_id = 0;
-  bootstrap::Nonce nonce{};  // of the id
+  bootstrap::Nonce id_name{};
   Readiness ready;
 };
 
@@ -406,7 +406,7 @@ Status CheckGrowth(const std::vector<Growth>& members, int* holder) {
     }
     owner = r;
     if (member.has_id == 0) continue;
-    if (*holder >= 0 && members[static_cast<size_t>(*holder)].nonce != member.nonce) {
+    if (*holder >= 0 && members[static_cast<size_t>(*holder)].id_name != member.id_name) {
       return InvalidUsage(fmt::format("the ids of ranks {} and {} differ", *holder, r));
     }
     if (*holder < 0) *holder = r;
@@ -427,7 +427,7 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
   mine.rank = rank;
   if (id != nullptr) {
     mine.has_id = 1;
-    mine.nonce = id->nonce;
+    mine.id_name = id->name();
   }
   mine.ready = Readiness::Of(bootstrap::EnsureDescriptors(static_cast<size_t>(nranks)));
   Result<std::vector<Growth>> members = Exchange(parent, Purpose::kGrow, mine);

@@ -34,15 +34,26 @@ Result<std::vector<Mesh>> MeshesInProcess(int nranks) {
   if (Status status = bootstrap::FillRandom(terms.communicator); !status.ok()) return status;
   terms.key = bootstrap::Key(key);
   std::vector<Mesh> meshes(static_cast<size_t>(nranks));
+  std::vector<std::shared_ptr<bootstrap::ServerKey>> keys;
+  for (int rank = 0; rank < nranks; ++rank) {
+    Result<std::shared_ptr<bootstrap::ServerKey>> own = bootstrap::ServerKey::Create();
+    if (!own.ok()) return own.status();
+    keys.push_back(*std::move(own));
+  }
   for (int rank = 0; rank < nranks; ++rank) {
     Mesh& mesh = meshes[static_cast<size_t>(rank)];
     mesh.rank = rank;
     mesh.nranks = nranks;
     mesh.data_terms = terms;
+    mesh.data_terms.own = keys[static_cast<size_t>(rank)];
     mesh.peers.resize(meshes.size());
     for (int peer = 0; peer < nranks; ++peer) {
       mesh.peers[static_cast<size_t>(peer)].info = {
-          .rank = peer, .pid = getpid(), .host = "localhost", .blob = {}};
+          .rank = peer,
+          .pid = getpid(),
+          .host = "localhost",
+          .blob = {},
+          .key = keys[static_cast<size_t>(peer)]->public_key()};
     }
   }
   return meshes;

@@ -68,9 +68,10 @@ inline bootstrap::RootTarget OpenMeeting(const bootstrap::SocketAddress& place,
 inline bootstrap::RootTarget TargetOf(const UniqueId& id) {
   bootstrap::RootTarget target;
   target.addresses = {bootstrap::SocketAddress::Tcp(id.addresses.front())};
-  target.terms = {.key = bootstrap::Hkdf(id.secret.bytes(), id.nonce, "inccl rendezvous").value(),
+  target.terms = {.key = bootstrap::Hkdf(id.secret.bytes(), id.name(), "inccl rendezvous").value(),
                   .role = bootstrap::Role::kRendezvous,
-                  .communicator = id.nonce};
+                  .communicator = id.name()};
+  target.server_key = id.server_key;
   return target;
 }
 

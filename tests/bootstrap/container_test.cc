@@ -134,6 +134,9 @@ TEST_P(ContainerTest, AStrangerIsNotGreeted) {
       const Result<UniqueFd> fd = Connect(SocketAddress::Unix(name), &error);
       if (!fd.ok() || error != 0) return 3;
       std::array<std::byte, kGreetingBytes> greeting;
+      ClientHandshake handshake;
+      handshake.Start(nullptr, {}, {});
+      (void)WriteSome(fd->get(), handshake.to_send());
       if (!WaitFor(fd->get(), POLLIN, SystemClock().Now() + 10 * kSecond)) return 4;
       return ReadSome(fd->get(), greeting).bytes == 0 ? 42 : 5;
     });

@@ -71,13 +71,20 @@ TEST(CryptoTest, EqualityAndRandomness) {
   }
 }
 
-class HandshakeTest : public ::testing::Test {
+// Of clients that ask for a greeting, and of those that know it.
+class HandshakeTest : public ::testing::TestWithParam<bool> {
  protected:
   HandshakeTest() {
     Mac key{};
     EXPECT_TRUE(FillRandom(key).ok());
     terms_.key = Key(key);
     EXPECT_TRUE(FillRandom(terms_.communicator).ok());
+    terms_.own = ServerKey::Create().value();
+  }
+  static bool Asks() { return GetParam(); }
+  std::optional<PublicKey> ServersKey() const {
+    if (Asks()) return std::nullopt;
+    return terms_.own->public_key();
   }
 
   struct Ends {
@@ -88,17 +95,27 @@ class HandshakeTest : public ::testing::Test {
   Ends Begin(const HandshakeTerms* server, const HandshakeTerms* client, uint32_t rank = 2,
              uint32_t nranks = 5) {
     Ends ends;
-    Nonce a, b;
-    EXPECT_TRUE(FillRandom(a).ok() && FillRandom(b).ok());
-    ends.server.Start(server, a);
-    ends.client.Start(client, {.rank = rank, .nranks = nranks}, b);
+    Nonce nonce;
+    EXPECT_TRUE(FillRandom(nonce).ok());
+    ends.server.Start(server);
+    ends.client.Start(client, {.rank = rank, .nranks = nranks, .server_key = ServersKey()}, nonce);
     return ends;
+  }
+  // Up to the hello.
+  static void Greet(Ends* ends) {
+    if (!Asks()) return;
+    EXPECT_EQ(ends->server.Feed(ends->client.to_send()), ServerHandshake::State::kAsked);
+    EXPECT_EQ(ends->client.Feed(ends->server.greeting()), ClientHandshake::State::kReadingReply);
+  }
+  static ServerHandshake::State Hear(ServerHandshake* server, Bytes hello) {
+    (void)server->Feed(hello.first(kAskBytes));
+    return server->Feed(hello.subspan(kAskBytes));
   }
   // The server's verdict on what this client says.
   HandshakeFault ServerSays(const HandshakeTerms& client, uint32_t rank = 2, uint32_t nranks = 5) {
     Ends ends = Begin(&terms_, &client, rank, nranks);
-    ends.client.Feed(ends.server.greeting());
-    ends.server.Feed(ends.client.hello());
+    Greet(&ends);
+    Hear(&ends.server, ends.client.to_send());
     EXPECT_EQ(ends.server.state() == ServerHandshake::State::kDone,
               ends.server.fault() == HandshakeFault::kNone);
     return ends.server.fault();
@@ -107,7 +124,7 @@ class HandshakeTest : public ::testing::Test {
   HandshakeTerms terms_;
 };
 
-TEST_F(HandshakeTest, BothSidesAreConvincedInAnyPortions) {
+TEST_P(HandshakeTest, BothSidesAreConvincedInAnyPortions) {
   Rng rng(TestSeed());
   for (int round = 0; round < 200; ++round) {
     Ends ends = Begin(&terms_, &terms_, 3, 7);
@@ -118,11 +135,14 @@ TEST_F(HandshakeTest, BothSidesAreConvincedInAnyPortions) {
         bytes = bytes.subspan(n);
       }
     };
-    ASSERT_EQ(ends.client.wanted(), kGreetingBytes);
-    feed(ends.server.greeting(), &ends.client);
+    if (Asks()) {
+      ASSERT_EQ(ends.client.wanted(), kGreetingBytes);
+      feed(ends.client.to_send(), &ends.server);
+      ASSERT_EQ(ends.server.state(), ServerHandshake::State::kAsked);
+      feed(ends.server.greeting(), &ends.client);
+    }
     ASSERT_EQ(ends.client.state(), ClientHandshake::State::kReadingReply);
-    ASSERT_EQ(ends.server.wanted(), kHelloBytes);
-    feed(ends.client.hello(), &ends.server);
+    feed(ends.client.to_send(), &ends.server);
     ASSERT_EQ(ends.server.state(), ServerHandshake::State::kDone);
     EXPECT_EQ(ends.server.rank(), 3u);
     EXPECT_EQ(ends.server.nranks(), 7u);
@@ -133,23 +153,34 @@ TEST_F(HandshakeTest, BothSidesAreConvincedInAnyPortions) {
 }
 
 // The documented bytes, put together here from the header's text. Public keys are new each time.
-TEST_F(HandshakeTest, TheDocumentedBytes) {
-  Nonce server_nonce, client_nonce;
-  server_nonce.fill(std::byte{0xAA});
+TEST_P(HandshakeTest, TheDocumentedBytes) {
+  Nonce client_nonce;
   client_nonce.fill(std::byte{0xBB});
   ServerHandshake server;
-  server.Start(&terms_, server_nonce, 0x0506);
-  std::vector<std::byte> greeting = Copy(AsBytes(std::string_view("icl2\3\0\0\0", 8)));
+  server.Start(&terms_, 0x0506);
+  const std::vector<std::byte> head = Copy(AsBytes(std::string_view("icl2\4\0\0\0", 8)));
+  if (Asks()) {
+    ASSERT_EQ(server.Feed(head), ServerHandshake::State::kAsked);
+  }
+  std::vector<std::byte> greeting = head;
   const std::vector<std::byte> listener = FromHex("0605000000000000");
   greeting.insert(greeting.end(), listener.begin(), listener.end());
+  std::vector<std::byte> server_key = Copy(terms_.own->public_key());
+  std::vector<std::byte> server_nonce = Copy(terms_.communicator);
+  if (Asks()) {  // both are new
+    ASSERT_EQ(server.greeting().size(), kGreetingBytes);
+    server_key = Copy(server.greeting().last(kPublicKeyBytes));
+    server_nonce = Copy(server.greeting().subspan(greeting.size(), kNonceBytes));
+    EXPECT_NE(server_nonce, Copy(Nonce{}));
+  }
   greeting.insert(greeting.end(), server_nonce.begin(), server_nonce.end());
-  ASSERT_EQ(server.greeting().size(), greeting.size() + kPublicKeyBytes);
-  const std::vector<std::byte> server_key = Copy(server.greeting().last(kPublicKeyBytes));
   greeting.insert(greeting.end(), server_key.begin(), server_key.end());
-  EXPECT_EQ(Copy(server.greeting()), greeting);
+  if (Asks()) {
+    EXPECT_EQ(Copy(server.greeting()), greeting);
+  }
   // The client is this test, with a key pair of its own.
   const KeyExchange exchange = KeyExchange::Create().value();
-  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\3\1\7\0", 8)));
+  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\4\1\7\0", 8)));
   hello.insert(hello.end(), terms_.communicator.begin(), terms_.communicator.end());
   const std::vector<std::byte> ranks = FromHex("02010000040300000605000000000000");
   hello.insert(hello.end(), ranks.begin(), ranks.end());
@@ -162,11 +193,13 @@ TEST_F(HandshakeTest, TheDocumentedBytes) {
   const Result<Mac> mac = HmacSha256(secret.bytes(), {AsBytes("inccl-c2"), greeting, hello});
   ASSERT_TRUE(mac.ok());
   hello.insert(hello.end(), mac->begin(), mac->end());
-  ASSERT_EQ(server.Feed(hello), ServerHandshake::State::kDone);
+  ASSERT_EQ(Hear(&server, hello), ServerHandshake::State::kDone);
   EXPECT_EQ(server.connection(), 7);
   const Result<Mac> reply = HmacSha256(secret.bytes(), {AsBytes("inccl-s2"), greeting, hello});
   ASSERT_TRUE(reply.ok());
-  EXPECT_EQ(Copy(server.reply()), Copy(*reply));
+  std::vector<std::byte> whole_reply = head;
+  whole_reply.insert(whole_reply.end(), reply->begin(), reply->end());
+  EXPECT_EQ(Copy(server.reply()), whole_reply);
   std::vector<std::byte> transcript = greeting;
   transcript.insert(transcript.end(), hello.begin(), hello.end());
   const Mac salt = Sha256(transcript).value();
@@ -177,12 +210,12 @@ TEST_F(HandshakeTest, TheDocumentedBytes) {
             Copy(Hkdf(secret.bytes(), salt, "inccl server").value().bytes()));
 }
 
-TEST_F(HandshakeTest, BothSidesGetTheSameNewKeys) {
+TEST_P(HandshakeTest, BothSidesGetTheSameNewKeys) {
   std::set<std::vector<std::byte>> seen;
   for (int round = 0; round < 20; ++round) {
     Ends ends = Begin(&terms_, &terms_);
-    ends.client.Feed(ends.server.greeting());
-    ends.server.Feed(ends.client.hello());
+    Greet(&ends);
+    Hear(&ends.server, ends.client.to_send());
     ASSERT_EQ(ends.client.Feed(ends.server.reply()), ClientHandshake::State::kDone);
     const ConnectionKeys a = ends.client.Keys().value(), b = ends.server.Keys().value();
     EXPECT_EQ(Copy(a.from_client.bytes()), Copy(b.from_client.bytes()));
@@ -193,32 +226,44 @@ TEST_F(HandshakeTest, BothSidesGetTheSameNewKeys) {
 }
 
 // A man in the middle connects a client that wants one rank to another rank of the communicator.
-TEST_F(HandshakeTest, AConnectionReachesTheRankThatItIsMeantFor) {
+TEST_P(HandshakeTest, AConnectionReachesTheRankThatItIsMeantFor) {
   ServerHandshake server;
-  server.Start(&terms_, Nonce{}, 4);
   ClientHandshake client;
-  client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 3}, Nonce{});
-  EXPECT_EQ(client.Feed(server.greeting()), ClientHandshake::State::kFailed);
-  EXPECT_EQ(client.fault(), HandshakeFault::kServer);
-  // Nor does it help to change the name in the greeting.
-  std::vector<std::byte> greeting = Copy(server.greeting());
-  greeting[8] = std::byte{3};
-  client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 3}, Nonce{});
-  ASSERT_EQ(client.Feed(greeting), ClientHandshake::State::kReadingReply);
-  EXPECT_EQ(server.Feed(client.hello()), ServerHandshake::State::kFailed);
+  const ClientIdentity to_3 = {.rank = 1, .nranks = 5, .server = 3, .server_key = ServersKey()};
+  server.Start(&terms_, 4);
+  client.Start(&terms_, to_3, Nonce{});
+  if (Asks()) {
+    ASSERT_EQ(server.Feed(client.to_send()), ServerHandshake::State::kAsked);
+    EXPECT_EQ(client.Feed(server.greeting()), ClientHandshake::State::kFailed);
+    EXPECT_EQ(client.fault(), HandshakeFault::kServer);
+    // Nor does it help to change the name in the greeting.
+    std::vector<std::byte> greeting = Copy(server.greeting());
+    greeting[8] = std::byte{3};
+    client.Start(&terms_, to_3, Nonce{});
+    ASSERT_EQ(client.Feed(greeting), ClientHandshake::State::kReadingReply);
+  }
+  EXPECT_EQ(Hear(&server, client.to_send()), ServerHandshake::State::kFailed);
   EXPECT_EQ(server.fault(), HandshakeFault::kMac);
-  client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 4}, Nonce{});
-  server.Start(&terms_, Nonce{}, 4);
-  client.Feed(server.greeting());
-  EXPECT_EQ(server.Feed(client.hello()), ServerHandshake::State::kDone);
+  Ends ends;
+  ends.server.Start(&terms_, 4);
+  ends.client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 4, .server_key = ServersKey()},
+                    Nonce{});
+  Greet(&ends);
+  EXPECT_EQ(Hear(&ends.server, ends.client.to_send()), ServerHandshake::State::kDone);
 }
 
 // A public key of small order gives everybody the same secret.
-TEST_F(HandshakeTest, PublicKeysOfSmallOrderAreRefused) {
+TEST_P(HandshakeTest, PublicKeysOfSmallOrderAreRefused) {
   Ends ends = Begin(&terms_, &terms_);
-  std::vector<std::byte> greeting = Copy(ends.server.greeting());
-  std::fill(greeting.end() - kPublicKeyBytes, greeting.end(), std::byte{0});
-  EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
+  if (Asks()) {
+    ends.server.Feed(ends.client.to_send());
+    std::vector<std::byte> greeting = Copy(ends.server.greeting());
+    std::fill(greeting.end() - kPublicKeyBytes, greeting.end(), std::byte{0});
+    EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
+  } else {
+    ends.client.Start(&terms_, {.rank = 2, .nranks = 5, .server_key = PublicKey{}}, Nonce{});
+    EXPECT_EQ(ends.client.state(), ClientHandshake::State::kFailed);
+  }
   EXPECT_EQ(ends.client.fault(), HandshakeFault::kMac);
 }
 
@@ -230,7 +275,7 @@ TEST(CryptoTest, BothEndsOfAnExchangeAgree) {
   EXPECT_FALSE(a.Agree(PublicKey{}).ok());
 }
 
-TEST_F(HandshakeTest, WhatTheServerRefuses) {
+TEST_P(HandshakeTest, WhatTheServerRefuses) {
   EXPECT_EQ(ServerSays(terms_), HandshakeFault::kNone);
   HandshakeTerms other = terms_;
   Mac key{};
@@ -250,69 +295,110 @@ TEST_F(HandshakeTest, WhatTheServerRefuses) {
   EXPECT_EQ(ServerSays(terms_, kMostWireRanks - 1, kMostWireRanks), HandshakeFault::kNone);
 }
 
-TEST_F(HandshakeTest, EveryBitOfTheHelloAndTheReplyMatters) {
+TEST_P(HandshakeTest, EveryBitOfTheHelloAndTheReplyMatters) {
   for (size_t bit = 0; bit < kHelloBytes * 8; ++bit) {
     Ends ends = Begin(&terms_, &terms_);
-    ends.client.Feed(ends.server.greeting());
-    std::vector<std::byte> hello = Copy(ends.client.hello());
+    Greet(&ends);
+    std::vector<std::byte> hello = Copy(ends.client.to_send());
     hello[bit / 8] ^= std::byte{1} << (bit % 8);
-    EXPECT_EQ(ends.server.Feed(hello), ServerHandshake::State::kFailed) << "bit " << bit;
+    EXPECT_EQ(Hear(&ends.server, hello), ServerHandshake::State::kFailed) << "bit " << bit;
   }
   for (size_t bit = 0; bit < kReplyBytes * 8; ++bit) {
     Ends ends = Begin(&terms_, &terms_);
-    ends.client.Feed(ends.server.greeting());
-    ends.server.Feed(ends.client.hello());
+    Greet(&ends);
+    Hear(&ends.server, ends.client.to_send());
     std::vector<std::byte> reply = Copy(ends.server.reply());
     reply[bit / 8] ^= std::byte{1} << (bit % 8);
     EXPECT_EQ(ends.client.Feed(reply), ClientHandshake::State::kFailed) << "bit " << bit;
   }
+  if (!Asks()) return;
+  for (size_t bit = 0; bit < kAskBytes * 8; ++bit) {
+    Ends ends = Begin(&terms_, &terms_);
+    std::vector<std::byte> ask = Copy(ends.client.to_send());
+    ask[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_NE(ends.server.Feed(ask), ServerHandshake::State::kAsked) << "bit " << bit;
+  }
   for (size_t bit = 0; bit < kGreetingBytes * 8; ++bit) {  // a wrong greeting convinces no server
     Ends ends = Begin(&terms_, &terms_);
+    ends.server.Feed(ends.client.to_send());
     std::vector<std::byte> greeting = Copy(ends.server.greeting());
     greeting[bit / 8] ^= std::byte{1} << (bit % 8);
     if (ends.client.Feed(greeting) == ClientHandshake::State::kFailed) continue;
-    EXPECT_EQ(ends.server.Feed(ends.client.hello()), ServerHandshake::State::kFailed);
+    EXPECT_EQ(Hear(&ends.server, ends.client.to_send()), ServerHandshake::State::kFailed);
   }
 }
 
-TEST_F(HandshakeTest, ARecordingIsWorthless) {
+TEST_P(HandshakeTest, ARecordingIsWorthless) {
   Ends ends = Begin(&terms_, &terms_);
-  ends.client.Feed(ends.server.greeting());
-  const std::vector<std::byte> recorded = Copy(ends.client.hello());
-  ASSERT_EQ(ends.server.Feed(recorded), ServerHandshake::State::kDone);
+  Greet(&ends);
+  const std::vector<std::byte> recorded = Copy(ends.client.to_send());
+  ASSERT_EQ(Hear(&ends.server, recorded), ServerHandshake::State::kDone);
   const std::vector<std::byte> recorded_reply = Copy(ends.server.reply());
   Ends again = Begin(&terms_, &terms_);
-  EXPECT_EQ(again.server.Feed(recorded), ServerHandshake::State::kFailed);
-  EXPECT_EQ(again.server.fault(), HandshakeFault::kMac);
-  again.client.Feed(again.server.greeting());
+  EXPECT_EQ(Hear(&again.server, recorded), ServerHandshake::State::kFailed);
+  EXPECT_EQ(again.server.fault(), Asks() ? HandshakeFault::kMac : HandshakeFault::kReplay);
+  again = Begin(&terms_, &terms_);
+  Greet(&again);
   EXPECT_EQ(again.client.Feed(recorded_reply), ClientHandshake::State::kFailed);
   // Nor can a client's own words be reflected to it.
   Ends mirror = Begin(&terms_, &terms_);
-  mirror.client.Feed(mirror.server.greeting());
-  EXPECT_EQ(mirror.client.Feed(mirror.client.hello().last(kMacBytes)),
-            ClientHandshake::State::kFailed);
+  Greet(&mirror);
+  std::vector<std::byte> own = Copy(recorded_reply);
+  std::copy_n(mirror.client.to_send().end() - kMacBytes, kMacBytes, own.end() - kMacBytes);
+  EXPECT_EQ(mirror.client.Feed(own), ClientHandshake::State::kFailed);
+  // A rank of the communicator with a key of its own does not take what another one was sent.
+  HandshakeTerms others = terms_;
+  others.own = ServerKey::Create().value();
+  ServerHandshake other;
+  other.Start(&others);
+  EXPECT_EQ(Hear(&other, recorded), ServerHandshake::State::kFailed);
+  EXPECT_EQ(other.fault(), HandshakeFault::kMac);
+  // Nor one whose clients ask.
+  others.own = nullptr;
+  other.Start(&others);
+  EXPECT_EQ(Hear(&other, recorded), ServerHandshake::State::kFailed);
+  EXPECT_EQ(other.fault(), HandshakeFault::kMac);
 }
 
-TEST_F(HandshakeTest, VersionsThatDiffer) {
+// Both ends tell each other, whoever is older.
+TEST_P(HandshakeTest, VersionsThatDiffer) {
   Ends ends = Begin(&terms_, &terms_);
-  std::vector<std::byte> greeting = Copy(ends.server.greeting());
-  greeting[4] = std::byte{4};
-  EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
+  if (Asks()) {
+    ends.server.Feed(ends.client.to_send());
+    std::vector<std::byte> greeting = Copy(ends.server.greeting());
+    greeting[4] = std::byte{9};
+    EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
+  } else {
+    std::vector<std::byte> hello = Copy(ends.client.to_send());
+    hello[4] = std::byte{9};
+    EXPECT_EQ(Hear(&ends.server, hello), ServerHandshake::State::kFailed);
+    EXPECT_EQ(ends.server.fault(), HandshakeFault::kVersion);
+    std::vector<std::byte> reply = Copy(ends.server.reply());
+    EXPECT_EQ(reply[4], std::byte{kProtocolVersion});
+    EXPECT_EQ(Copy(Bytes(reply).last(kMacBytes)), Copy(Mac{}));
+    reply[4] = std::byte{9};
+    EXPECT_EQ(ends.client.Feed(reply), ClientHandshake::State::kFailed);
+  }
   EXPECT_EQ(ends.client.fault(), HandshakeFault::kVersion);
-  EXPECT_EQ(ends.client.server_version(), 4);
 }
 
-TEST_F(HandshakeTest, MoreThanWantedAndAfterTheEnd) {
+// A client asks once.
+TEST_P(HandshakeTest, MoreThanWantedAndAfterTheEnd) {
   Ends ends = Begin(&terms_, &terms_);
-  EXPECT_EQ(ends.server.Feed(std::vector<std::byte>(kHelloBytes + 1)),
+  EXPECT_EQ(ends.server.Feed(std::vector<std::byte>(kAskBytes + 1)),
             ServerHandshake::State::kFailed);
   EXPECT_EQ(ends.client.Feed(std::vector<std::byte>(kGreetingBytes + 1)),
             ClientHandshake::State::kFailed);
   EXPECT_EQ(ends.client.wanted(), 0u);
   EXPECT_EQ(ends.server.Feed(std::vector<std::byte>(1)), ServerHandshake::State::kFailed);
+  if (!Asks()) return;
+  ends = Begin(&terms_, &terms_);
+  const std::vector<std::byte> ask = Copy(ends.client.to_send());
+  Greet(&ends);
+  EXPECT_EQ(ends.server.Feed(ask), ServerHandshake::State::kFailed);
 }
 
-TEST_F(HandshakeTest, GarbageInAnyPortions) {
+TEST_P(HandshakeTest, GarbageInAnyPortions) {
   Rng rng(TestSeed());
   for (int round = 0; round < 2000; ++round) {
     Ends ends = Begin(&terms_, &terms_);
@@ -321,13 +407,16 @@ TEST_F(HandshakeTest, GarbageInAnyPortions) {
     if (round % 2 == 0) std::copy_n(AsBytes("icl2").begin(), 4, bytes.begin());
     Bytes rest = bytes;
     while (!rest.empty() && ends.server.state() == ServerHandshake::State::kReading) {
-      const size_t n = 1 + rng.Below(rest.size());
+      const size_t n = 1 + rng.Below(std::min(rest.size(), ends.server.wanted()));
       ends.server.Feed(rest.first(n));
       rest = rest.subspan(n);
     }
     ASSERT_EQ(ends.server.state(), ServerHandshake::State::kFailed);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Greetings, HandshakeTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Asked" : "Known"; });
 
 }  // namespace
 }  // namespace inccl::test

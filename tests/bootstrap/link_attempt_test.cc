@@ -27,7 +27,10 @@ class LinkAttemptTest : public ::testing::Test {
     listener_ = ListenAt(&address_).value();
     Mac key{};
     key[3] = std::byte{9};
-    terms_.handshake = {.key = Key(key), .role = Role::kMesh};
+    terms_.handshake = {.key = Key(key),
+                        .role = Role::kMesh,
+                        .communicator = {},
+                        .own = ServerKey::Create().value()};
     terms_.nranks = 2;
   }
   // Of a rank with the other one.
@@ -36,6 +39,7 @@ class LinkAttemptTest : public ::testing::Test {
     plan_ = {.peer = 1 - rank,
              .connection = 0,
              .peer_name = "P@host:1",
+             .peer_key = terms_.handshake.own->public_key(),
              .addresses = {SocketAddress::Tcp(address_)}};
   }
 
@@ -53,15 +57,14 @@ class LinkAttemptTest : public ::testing::Test {
   // The attempt's thread goes on, and all limits are over.
   static Status GoOn(LinkAttempt* attempt) { return attempt->Start(attempt->NextTime() + kLong); }
 
-  // The next connection that the listener gets, to which the test sends its greeting.
-  void Greet() {
+  // Takes the next connection that the listener gets.
+  void Take() {
     ASSERT_TRUE(Readable(listener_.get()));
     SocketAddress from;
     int error = 0;
     accepted_ = Accept(listener_.get(), &from, &error);
     ASSERT_TRUE(accepted_.valid());
-    server_.Start(&terms_.handshake, Nonce{}, 0);
-    ASSERT_TRUE(WriteAll(accepted_.get(), server_.greeting()));
+    server_.Start(&terms_.handshake, 0);
   }
   // Reads the attempt's hello and replies.
   void Reply() {
@@ -89,8 +92,7 @@ TEST_F(LinkAttemptTest, AReplyThatCameWhileThisRankWasStoppedCounts) {
   LinkAttempt attempt(&terms_, plan_);
   ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
   Step(&attempt);  // connected
-  Greet();
-  Step(&attempt);
+  Take();
   Reply();
   AwaitEvent(attempt);
   ASSERT_TRUE(GoOn(&attempt).ok());
@@ -114,8 +116,7 @@ TEST_F(LinkAttemptTest, WaitsForADescriptor) {
       << attempt.last_failure();
   ASSERT_TRUE(GoOn(&attempt).ok());
   Step(&attempt);
-  Greet();
-  Step(&attempt);
+  Take();
   Reply();
   Step(&attempt);
   EXPECT_TRUE(attempt.done());
@@ -151,8 +152,7 @@ TEST_F(LinkAttemptTest, AConnectionThatWasMadeWhileThisRankWasStoppedCounts) {
   AwaitEvent(attempt);
   ASSERT_TRUE(GoOn(&attempt).ok());
   EXPECT_EQ(attempt.last_failure(), "");
-  Greet();
-  Step(&attempt);
+  Take();
   Reply();
   Step(&attempt);
   EXPECT_TRUE(attempt.done());
@@ -165,11 +165,10 @@ TEST_F(LinkAttemptTest, ConnectsAgainWhereNoReplyCame) {
   ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
   Step(&attempt);
   ASSERT_TRUE(GoOn(&attempt).ok());  // gives up
-  Greet();                           // too late
+  Take();                            // too late
   ASSERT_TRUE(GoOn(&attempt).ok());
   Step(&attempt);
-  Greet();
-  Step(&attempt);
+  Take();
   Reply();
   Step(&attempt);
   EXPECT_TRUE(attempt.done());
@@ -184,10 +183,16 @@ struct PeerEnd {
   explicit PeerEnd(const HandshakeTerms* terms) {
     Nonce nonce;
     EXPECT_TRUE(FillRandom(nonce).ok());
-    server.Start(terms, nonce, 0);
-    client.Start(terms, {.rank = 1, .nranks = 2, .server = 0, .connection = 0}, nonce);
-    client.Feed(server.greeting());
-    EXPECT_EQ(server.Feed(client.hello()), ServerHandshake::State::kDone);
+    server.Start(terms, 0);
+    client.Start(terms,
+                 {.rank = 1,
+                  .nranks = 2,
+                  .server = 0,
+                  .connection = 0,
+                  .server_key = terms->own->public_key()},
+                 nonce);
+    EXPECT_EQ(server.Feed(client.to_send().first(kAskBytes)), ServerHandshake::State::kReading);
+    EXPECT_EQ(server.Feed(client.to_send().subspan(kAskBytes)), ServerHandshake::State::kDone);
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     fd.Reset(ends[0]);
@@ -197,7 +202,7 @@ struct PeerEnd {
     return attempt->Accept(server, /*is_unix=*/false, &other_);
   }
   bool GetsReply() {
-    Mac reply;
+    std::array<std::byte, kReplyBytes> reply;
     return ReadSome(fd.get(), reply).bytes == reply.size() &&
            client.Feed(reply) == ClientHandshake::State::kDone;
   }

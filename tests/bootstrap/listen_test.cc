@@ -155,6 +155,9 @@ bool IsGreeted(const UniqueIdAddress& server, const char* client) {
   EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&from), sizeof(sockaddr_in)), 0);
   const bootstrap::SocketAddress to = bootstrap::SocketAddress::Tcp(server);
   EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&to.storage), to.length), 0);
+  bootstrap::ClientHandshake handshake;
+  handshake.Start(nullptr, {}, {});
+  (void)bootstrap::WriteSome(fd.get(), handshake.to_send());
   char c = 0;
   EXPECT_TRUE(bootstrap::WaitFor(fd.get(), POLLIN, SystemClock().Now() + 20 * kSecond * kSlowness));
   return recv(fd.get(), &c, 1, 0) == 1;

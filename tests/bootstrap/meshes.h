@@ -26,9 +26,9 @@ inline std::vector<Mesh> MakeMeshes(int n, int all_pairs = ControlGraph::kAllPai
     mesh.nranks = n;
     mesh.graph = ControlGraph(HostMap(hosts), all_pairs);
     mesh.peers.resize(static_cast<size_t>(n));
-    Result<bootstrap::KeyExchange> key = bootstrap::KeyExchange::Create();
+    Result<std::shared_ptr<bootstrap::ServerKey>> key = bootstrap::ServerKey::Create();
     EXPECT_TRUE(key.ok());
-    mesh.key = std::make_shared<const bootstrap::KeyExchange>(*std::move(key));
+    mesh.data_terms.own = *std::move(key);
   }
   for (Mesh& mesh : meshes) {
     for (size_t peer = 0; peer < mesh.peers.size(); ++peer) {
@@ -36,7 +36,7 @@ inline std::vector<Mesh> MakeMeshes(int n, int all_pairs = ControlGraph::kAllPai
       info.rank = static_cast<int>(peer);
       info.host = "node";
       info.host_id = peer;
-      info.key = meshes[peer].key->public_key();
+      info.key = meshes[peer].data_terms.own->public_key();
     }
   }
   for (size_t i = 0; i < meshes.size(); ++i) {

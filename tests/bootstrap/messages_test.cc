@@ -38,7 +38,7 @@ UniqueId SampleId() {
   v6.port = 65535;
   v6.scope = 3;
   id.addresses = {v4, v6};
-  id.nonce.fill(std::byte{0x4E});
+  id.server_key.fill(std::byte{0x4E});
   Mac secret;
   secret.fill(std::byte{0x5A});
   id.secret = Key(secret);
@@ -58,7 +58,8 @@ TEST(UniqueIdTest, ReadsBackWhatWasWritten) {
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(back->needs_secret_file, true);
   EXPECT_EQ(back->addresses, id.addresses);
-  EXPECT_EQ(back->nonce, id.nonce);
+  EXPECT_EQ(back->server_key, id.server_key);
+  EXPECT_EQ(id.ToString(), "unique id 4e4e4e4e4e4e4e4e4e4e4e4e4e4e4e4e");
   EXPECT_TRUE(std::equal(back->secret.bytes().begin(), back->secret.bytes().end(),
                          id.secret.bytes().begin()));
 }
@@ -67,7 +68,7 @@ TEST(UniqueIdTest, TheDocumentedOffsets) {
   const IdBytes bytes = Encoded(SampleId());
   const auto at = [&](size_t i) { return std::to_integer<int>(bytes[i]); };
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), 4), "iclu");
-  EXPECT_EQ(at(4), 1);
+  EXPECT_EQ(at(4), 2);
   EXPECT_EQ(at(5), 1);
   EXPECT_EQ(at(6), 2);
   EXPECT_EQ(at(8), 4);
@@ -78,13 +79,13 @@ TEST(UniqueIdTest, TheDocumentedOffsets) {
   EXPECT_EQ(at(30), 6);
   EXPECT_EQ(at(50), 3);
   EXPECT_EQ(at(52), 0x4E);
-  EXPECT_EQ(at(67), 0x4E);
-  EXPECT_EQ(at(68), 0x5A);
-  EXPECT_EQ(at(99), 0x5A);
-  const uint32_t crc = Crc32c(Bytes(bytes).first(100));
-  EXPECT_EQ(at(100), static_cast<int>(crc & 0xFF));
-  EXPECT_EQ(at(103), static_cast<int>(crc >> 24));
-  for (size_t i = 104; i < kUniqueIdBytes; ++i) EXPECT_EQ(at(i), 0);
+  EXPECT_EQ(at(83), 0x4E);
+  EXPECT_EQ(at(84), 0x5A);
+  EXPECT_EQ(at(115), 0x5A);
+  const uint32_t crc = Crc32c(Bytes(bytes).first(116));
+  EXPECT_EQ(at(116), static_cast<int>(crc & 0xFF));
+  EXPECT_EQ(at(119), static_cast<int>(crc >> 24));
+  for (size_t i = 120; i < kUniqueIdBytes; ++i) EXPECT_EQ(at(i), 0);
 }
 
 TEST(UniqueIdTest, EveryFlippedBitIsNoticed) {
@@ -105,13 +106,13 @@ TEST(UniqueIdTest, FieldsAreChecked) {
     IdBytes bytes = Encoded(SampleId());
     bytes[offset] = static_cast<std::byte>(value);
     ByteWriter crc;
-    crc.U32(Crc32c(Bytes(bytes).first(100)));
-    std::copy(crc.bytes().begin(), crc.bytes().end(), bytes.begin() + 100);
+    crc.U32(Crc32c(Bytes(bytes).first(116)));
+    std::copy(crc.bytes().begin(), crc.bytes().end(), bytes.begin() + 116);
     const Result<UniqueId> id = UniqueId::Decode(bytes.data());
     return id.ok() ? std::string("accepted") : id.status().message();
   };
   EXPECT_EQ(decode_with(6, 1), "accepted");
-  EXPECT_CONTAINS(decode_with(4, 2), "version 2");
+  EXPECT_CONTAINS(decode_with(4, 1), "version 1");
   EXPECT_CONTAINS(decode_with(5, 2), "flags 0x2");
   EXPECT_CONTAINS(decode_with(6, 3), "3 addresses");
   EXPECT_CONTAINS(decode_with(7, 1), "addresses");

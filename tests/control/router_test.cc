@@ -55,10 +55,9 @@ class Network {
     graph = ControlGraph(HostMap(hosts), 1);
     EXPECT_FALSE(graph.complete());
     std::vector<bootstrap::PublicKey> keys;
-    std::vector<std::shared_ptr<const bootstrap::KeyExchange>> pairs;
+    std::vector<std::shared_ptr<const bootstrap::ServerKey>> pairs;
     for (int rank = 0; rank < nranks; ++rank) {
-      pairs.push_back(
-          std::make_shared<const bootstrap::KeyExchange>(*bootstrap::KeyExchange::Create()));
+      pairs.push_back(*bootstrap::ServerKey::Create());
       keys.push_back(pairs.back()->public_key());
     }
     told.resize(static_cast<size_t>(nranks));
@@ -402,11 +401,11 @@ TEST(RouterTest, OnlyTheEndsReadAndWriteARoutedMessage) {
                       .key = nullptr,
                       .keys = {},
                       .communicator = {}};
-  Result<bootstrap::KeyExchange> own = bootstrap::KeyExchange::Create();
-  Result<bootstrap::KeyExchange> other = bootstrap::KeyExchange::Create();
+  Result<std::shared_ptr<bootstrap::ServerKey>> own = bootstrap::ServerKey::Create();
+  Result<std::shared_ptr<bootstrap::ServerKey>> other = bootstrap::ServerKey::Create();
   ASSERT_TRUE(own.ok() && other.ok());
-  terms.key = std::make_shared<const bootstrap::KeyExchange>(*std::move(own));
-  const auto other_key = std::make_shared<const bootstrap::KeyExchange>(*std::move(other));
+  terms.key = *std::move(own);
+  const auto other_key = *std::move(other);
   terms.keys.assign(8, other_key->public_key());
   terms.keys[0] = terms.key->public_key();
   Router sender(terms, [&](int, uint8_t kind, Data body) {
@@ -593,14 +592,13 @@ TEST(RouterTest, WithoutKeysAMessageIsAnErrorEachTime) {
   constexpr int kRanks = 6, kFar = 3;
   std::vector<uint64_t> hosts;
   for (uint64_t rank = 0; rank < kRanks; ++rank) hosts.push_back(rank);
-  Router::Terms terms{
-      .rank = 0,
-      .nranks = kRanks,
-      .graph = ControlGraph(HostMap(hosts), 1),
-      .key = std::make_shared<const bootstrap::KeyExchange>(*bootstrap::KeyExchange::Create()),
-      .keys = std::vector<bootstrap::PublicKey>(kRanks),  // zero: of low order
-      .communicator = {},
-      .resend_after = kSecond};
+  Router::Terms terms{.rank = 0,
+                      .nranks = kRanks,
+                      .graph = ControlGraph(HostMap(hosts), 1),
+                      .key = *bootstrap::ServerKey::Create(),
+                      .keys = std::vector<bootstrap::PublicKey>(kRanks),  // zero: of low order
+                      .communicator = {},
+                      .resend_after = kSecond};
   int emitted = 0;
   Router router(std::move(terms), [&](int, uint8_t, Data) { ++emitted; });
   for (int i = 0; i < 2; ++i) {

@@ -29,7 +29,7 @@ class Wire final : public ControlPlane {
 
 UniqueId IdOf(uint8_t number) {
   UniqueId id;
-  id.nonce[0] = std::byte{number};
+  id.server_key[0] = std::byte{number};
   return id;
 }
 
@@ -47,9 +47,9 @@ class InvitationsTest : public ::testing::Test {
 
 TEST_F(InvitationsTest, ArriveBeforeOrAfterTheyAreAwaited) {
   sender_.Send(0, 1, IdOf(7));
-  EXPECT_EQ(Await(1)->nonce, IdOf(7).nonce);
+  EXPECT_EQ(Await(1)->name(), IdOf(7).name());
   std::thread late([&] { sender_.Send(0, 2, IdOf(8)); });
-  EXPECT_EQ(Await(2)->nonce, IdOf(8).nonce);
+  EXPECT_EQ(Await(2)->name(), IdOf(8).name());
   late.join();
 }
 

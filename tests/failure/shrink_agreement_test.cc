@@ -237,16 +237,16 @@ class World {
   UniqueId CreateId(int rank) {
     const std::lock_guard lock(mutex_);
     UniqueId id;
-    id.nonce[0] = std::byte{static_cast<uint8_t>(joints_.size())};
-    id.nonce[1] = std::byte{static_cast<uint8_t>(joints_.size() >> 8)};
-    joints_[id.nonce].maker = rank;
+    id.server_key[0] = std::byte{static_cast<uint8_t>(joints_.size())};
+    id.server_key[1] = std::byte{static_cast<uint8_t>(joints_.size() >> 8)};
+    joints_[id.name()].maker = rank;
     return id;
   }
   // All or none, as the library does it.
   Status Join(int rank, const UniqueId& id, const ShrinkAgreement::Outcome& outcome,
               const std::atomic<bool>* cancelled) {
     std::unique_lock lock(mutex_);
-    Joint& joint = joints_[id.nonce];
+    Joint& joint = joints_[id.name()];
     if (joint.here.empty()) joint.members = outcome.members;
     if (joint.maker >= 0) {
       EXPECT_EQ(joint.maker, outcome.members.front());

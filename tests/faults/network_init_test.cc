@@ -154,7 +154,7 @@ TEST_F(NetworkInitTest, Row28_OnlyRanksWithTheSecretJoin) {
   Start(1, kNetworkModes[0], [](const Side& side) {
     ccl_unique_id_t id = side.Id();
     if (side.rank() != 1) return CreateAndSum(side);
-    id.internal[70] = static_cast<char>(id.internal[70] ^ 1);  // of the secret; the CRC is stale
+    id.internal[90] = static_cast<char>(id.internal[90] ^ 1);  // of the secret; the CRC is stale
     ccl_comm_t comm = nullptr;
     side.mine().result = ccl_comm_init_rank(&comm, 3, id, 1);
     side.mine().SetText(ccl_get_last_error(nullptr));

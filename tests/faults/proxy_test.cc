@@ -40,8 +40,7 @@ constexpr uint64_t kCalls = 3;
 constexpr double kInit = 3.0 * kSlowness, kOp = 2.0 * kSlowness, kDead = 2.0 * kSlowness;
 // The bytes of a stream that the handshake takes.
 constexpr uint64_t Handshake(Way way) {
-  return way == Way::kToServer ? bootstrap::kHelloBytes
-                               : bootstrap::kGreetingBytes + bootstrap::kReplyBytes;
+  return way == Way::kToServer ? bootstrap::kHelloBytes : bootstrap::kReplyBytes;
 }
 const char* Name(Way way) { return way == Way::kToServer ? "to server" : "to client"; }
 

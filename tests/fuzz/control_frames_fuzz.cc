@@ -20,12 +20,12 @@ constexpr int kRanks = 12;
 constexpr size_t kMostFrame = 4096;
 
 Router::Terms TermsOf(int rank) {
-  static const std::vector<std::shared_ptr<const bootstrap::KeyExchange>> keys = [] {
-    std::vector<std::shared_ptr<const bootstrap::KeyExchange>> made;
+  static const std::vector<std::shared_ptr<const bootstrap::ServerKey>> keys = [] {
+    std::vector<std::shared_ptr<const bootstrap::ServerKey>> made;
     for (int i = 0; i < kRanks; ++i) {
-      Result<bootstrap::KeyExchange> key = bootstrap::KeyExchange::Create();
+      Result<std::shared_ptr<bootstrap::ServerKey>> key = bootstrap::ServerKey::Create();
       Require(key.ok(), "there are keys");
-      made.push_back(std::make_shared<const bootstrap::KeyExchange>(*std::move(key)));
+      made.push_back(*std::move(key));
     }
     return made;
   }();

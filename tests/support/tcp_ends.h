@@ -17,8 +17,9 @@
 namespace inccl::test {
 
 struct TcpEnds {
-  bootstrap::HandshakeTerms handshake;     // of all data connections
-  std::vector<UniqueIdAddress> addresses;  // where each rank listens
+  bootstrap::HandshakeTerms handshake;                      // of all data connections
+  std::vector<std::shared_ptr<bootstrap::ServerKey>> keys;  // by rank
+  std::vector<UniqueIdAddress> addresses;                   // where each rank listens
   std::vector<std::unique_ptr<TcpTransport>> ends;
 };
 
@@ -40,6 +41,9 @@ inline TcpEnds MakeTcpOnDemand(int nranks, tcp::Protection protection, int socke
     require(listener.status());
     listeners.push_back(*std::move(listener));
     made.addresses.push_back(address);
+    Result<std::shared_ptr<bootstrap::ServerKey>> own = bootstrap::ServerKey::Create();
+    require(own.status());
+    made.keys.push_back(*std::move(own));
   }
   for (int rank = 0; rank < nranks; ++rank) {
     Result<std::unique_ptr<TcpTransport>> end = TcpTransport::Create(rank, nranks, protection);
@@ -48,14 +52,17 @@ inline TcpEnds MakeTcpOnDemand(int nranks, tcp::Protection protection, int socke
     for (int peer = 0; peer < nranks; ++peer) {
       if (peer == rank) continue;
       peers[peer] = {.name = std::to_string(peer) + "@host:1",
-                     .addresses = {made.addresses[static_cast<size_t>(peer)]}};
+                     .addresses = {made.addresses[static_cast<size_t>(peer)]},
+                     .key = made.keys[static_cast<size_t>(peer)]->public_key()};
     }
+    bootstrap::HandshakeTerms handshake = made.handshake;
+    handshake.own = made.keys[static_cast<size_t>(rank)];
     std::vector<bootstrap::Listener> listener;
     listener.push_back({.fd = std::move(listeners[static_cast<size_t>(rank)]), .is_unix = false});
     (*end)->ConnectWhenNeeded(std::make_unique<tcp::PeerConnector>(
         tcp::PeerConnector::Options{.rank = rank,
                                     .nranks = nranks,
-                                    .handshake = made.handshake,
+                                    .handshake = std::move(handshake),
                                     .sockets_per_peer = sockets,
                                     .timeout_ms = timeout_ms},
         std::move(listener), std::move(peers), (*end)->epoll()));

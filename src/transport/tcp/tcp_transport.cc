@@ -62,6 +62,7 @@ LinkPlan PeerConnector::PlanOf(int peer, const PeerState& state, int connection)
   LinkPlan plan{.peer = peer,
                 .connection = static_cast<uint16_t>(connection),
                 .peer_name = state.plan.name,
+                .peer_key = state.plan.key,
                 .addresses = {}};
   for (const UniqueIdAddress& address : state.plan.addresses) {
     plan.addresses.push_back(bootstrap::SocketAddress::Tcp(address));
@@ -119,9 +120,6 @@ constexpr Time kCloseLimit = kSecond;
 // Bytes that wait in the kernel beyond what is on its way; more would delay credits. Of several
 // connections each takes little, so that all stay in use, and one that stalls holds up little.
 constexpr int kNotSentBytes = 256 * 1024, kNotSentBytesOfSeveral = 32 * 1024;
-// Firewalls forget connections that are idle for minutes. TCP probes them before, and finds within
-// 50 s that nothing comes back.
-constexpr int kProbeAfterSeconds = 20, kProbeEachSeconds = 5, kProbes = 6;
 constexpr int kEventsAtOnce = 64;
 constexpr int kIdlePolls = 256;  // a rank that sleeps arms before (WaitPolicy)
 
@@ -145,10 +143,7 @@ Status ToStream(int fd, int not_sent_bytes) {
   }
   // Not everywhere possible, and not necessary.
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &not_sent_bytes, sizeof not_sent_bytes);
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kProbeAfterSeconds, sizeof kProbeAfterSeconds);
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeEachSeconds, sizeof kProbeEachSeconds);
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
-  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+  bootstrap::ProbeWhenIdle(fd);
   return Status::Ok();
 }
 
@@ -440,6 +435,12 @@ class TcpFactory final : public TransportFactory {
  public:
   TcpFactory(const TcpOptions& options, std::unique_ptr<TcpTransport> transport)
       : options_(options), transport_(std::move(transport)) {}
+  // Of a creation that has failed: nobody waits for what the transport has sent.
+  ~TcpFactory() override {
+    if (transport_ != nullptr) transport_->Quiesce(SystemClock().Now());
+  }
+  TcpFactory(const TcpFactory&) = delete;
+  TcpFactory& operator=(const TcpFactory&) = delete;
 
   Status Listen();
   std::vector<std::byte> payload() const override;
@@ -491,7 +492,7 @@ Status TcpFactory::Announce(const PeerInfo& peer, std::span<const std::byte> pay
     return InternalError(fmt::format("tcp: peer rank {} sent no address to connect to", peer.rank));
   }
   bootstrap::SetScopes(options_.interfaces, &theirs);
-  peers_[peer.rank] = {.name = NameOf(peer), .addresses = std::move(theirs)};
+  peers_[peer.rank] = {.name = NameOf(peer), .addresses = std::move(theirs), .key = {}};
   return Status::Ok();
 }
 
@@ -505,6 +506,7 @@ Status TcpFactory::Prepare(const Mesh& mesh, const ConnectLimits& limits) {
   const std::vector<UniqueIdAddress> own = bootstrap::OwnAddresses();
   for (auto& [rank, plan] : peers_) {
     const Peer& peer = mesh.peers[static_cast<size_t>(rank)];
+    plan.key = peer.info.key;
     if (peer.info.machine_id == machine || rank > mesh.rank) continue;  // the higher one connects
     const std::vector<UniqueIdAddress> all = plan.addresses;
     bootstrap::RemoveOwn(own, &plan.addresses);

@@ -49,6 +49,7 @@ class PeerConnector {
   struct PeerPlan {
     std::string name = {};  // "1@host:pid", for errors
     std::vector<UniqueIdAddress> addresses = {};
+    bootstrap::PublicKey key{};
   };
 
   // `peers`, by rank, are those that may connect. Each socket is added to the epoll descriptor,
