@@ -232,7 +232,7 @@ Status LinkAttempt::StepHandshake() {
   if (got.error != 0 || got.closed) {
     // A busy peer has dropped the connection, or the peer died, which the next attempt shows.
     if (got.closed && ++rejections_ == kMostRejections) {
-      return InternalError("rejects the handshake");
+      return RemoteError("rejects the handshake");
     }
     Pause(kPause);
     return Status::Ok();
