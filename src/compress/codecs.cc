@@ -161,7 +161,8 @@ Result<double> CodecSpec::Fraction(std::string_view key, double fallback) const 
   double value = 0;
   const char* const end = text->data() + text->size();
   const auto parsed = std::from_chars(text->data(), end, value);
-  if (parsed.ec != std::errc() || parsed.ptr != end || !(value > 0 && value <= 1)) {
+  const bool fits = (value > 0 && value <= 1) || value == fallback;
+  if (parsed.ec != std::errc() || parsed.ptr != end || !fits) {
     return InvalidArgument(
         fmt::format("{} {}: {}={} is not a fraction in (0, 1]", kind_, name_, key, *text));
   }

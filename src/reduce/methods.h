@@ -162,6 +162,7 @@ class SharedPositionsState : public ReducerState {
     for (size_t i = 0; i < sums.size(); ++i) {
       all[positions_[i]] = sums[i];
       open()[positions_[i]] = errors.empty() ? 0.0f : errors[i];
+      MaskVelocity(positions_[i]);
     }
     return Status::Ok();
   }

@@ -125,9 +125,13 @@ ReducerState::ReducerState(Options options)
     : options_(std::move(options)),
       identity_(fmt::format("{} of {}x{}", options_.identity, options_.tensor.rows,
                             options_.tensor.cols)) {
-  kept_.warm = options_.warm;
+  kept_.warm = FirstWarm();
   if (options_.residual) kept_.residual.assign(options_.tensor.count(), 0.0f);
   former_ = kept_;
+}
+
+std::vector<float> ReducerState::FirstWarm() const {
+  return options_.momentum != 0 ? std::vector<float>(options_.tensor.count()) : options_.warm;
 }
 
 Status ReducerState::Take() {
@@ -144,18 +148,25 @@ void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std
   open_.resize(count);
   if (options_.tensor.type != DataType::kFloat32) converted_.resize(count);
   largest_ = 0;
+  pending_.warm = kept_.warm;
   for (uint64_t first = 0; first < count; first += kPiece) {
     const uint64_t end = std::min(count, first + kPiece);
     ToFloat(options_.tensor.type, input + first * SizeOf(options_.tensor.type),
             open_.data() + first, end - first);
     float* const open = open_.data();
+    if (options_.momentum != 0) {
+      float* const velocity = pending_.warm.data();
+      for (uint64_t i = first; i < end; ++i) {
+        open[i] += options_.momentum * OrZero(velocity[i]);
+        velocity[i] = open[i];
+      }
+    }
     if (options_.residual) {
       const float* const residual = kept_.residual.data();
       for (uint64_t i = first; i < end; ++i) open[i] += OrZero(residual[i]);
     }
     largest_ = std::max(largest_, qsgd::BestKernels().largest(open + first, end - first));
   }
-  pending_.warm = kept_.warm;
   OnBegin();
 }
 
@@ -263,7 +274,7 @@ Status ReducerState::Import(std::span<const std::byte> bytes) {
 Status ReducerState::Reset() {
   return WhileUnused([&] {
     std::fill(kept_.residual.begin(), kept_.residual.end(), 0.0f);
-    kept_.warm = options_.warm;
+    kept_.warm = FirstWarm();
     kept_.calls = 0;
     undoable_ = 0;
     return Status::Ok();

@@ -63,7 +63,11 @@ class ReducerState {
     bool residual = false;
     float low_pass = 1;  // new residual = (1 - low_pass) * old + low_pass * error of the call
     std::vector<float> warm = {};  // at the start
-    bool amplifies = false;        // averages may be beyond the ranks' largest element
+    // Not 0: warm is a velocity of as many elements as the tensor. v = momentum * v + input stands
+    // for the input; with `mask`, elements that a call has sent begin again with 0.
+    float momentum = 0;
+    bool mask = false;
+    bool amplifies = false;  // averages may be beyond the ranks' largest element
   };
   explicit ReducerState(Options options);
   virtual ~ReducerState() = default;
@@ -128,6 +132,10 @@ class ReducerState {
   // The factor by which each contribution counts in the result: 1, or 1/n.
   float share() const;
   const Kept& kept() const { return kept_; }
+  // The call sends this element, or all of it but what stays in open().
+  void MaskVelocity(size_t index) {
+    if (options_.mask) pending_.warm[index] = 0;
+  }
   // The warm start of the next call; that of this one at first.
   std::vector<float>* next_warm() { return &pending_.warm; }
   virtual void OnBegin() {}
@@ -136,6 +144,7 @@ class ReducerState {
   template <typename Body>
   Status WhileUnused(const Body& body);
   void CloseResidual();
+  std::vector<float> FirstWarm() const;
 
   const Options options_;
   const std::string identity_;

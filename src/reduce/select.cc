@@ -228,10 +228,31 @@ Exceedances Keep(std::span<const float> x, double threshold, std::vector<float>*
   return kept;
 }
 
-// The value that a fraction `ratio` of a generalized Pareto distribution exceeds.
-double Quantile(const Exceedances& over, double ratio) {
+// The value that a fraction `ratio` of a gamma distribution of these magnitudes exceeds, by the
+// approximations of the paper. Zeros, which it does not have, lie below.
+double GammaQuantile(std::span<const float> x, double ratio) {
+  double sum = 0, logs = 0, count = 0;
+  for (const float value : x) {
+    const auto magnitude = std::fabs(static_cast<double>(value));
+    if (!(magnitude > 0 && magnitude <= std::numeric_limits<float>::max())) continue;
+    sum += magnitude;
+    logs += std::log(magnitude);
+    ++count;
+  }
+  const double mean = sum / count, spread = std::log(mean) - logs / count;
+  if (!(spread > 0)) return mean;
+  const double shape =
+      (3 - spread + std::sqrt((spread - 3) * (spread - 3) + 24 * spread)) / (12 * spread);
+  int sign = 0;
+  const double part = std::min(1.0, ratio * static_cast<double>(x.size()) / count);
+  return std::max(0.0, -mean / shape * (std::log(part) + lgamma_r(shape, &sign)));
+}
+
+// The value that a fraction `ratio` of such a distribution exceeds.
+double Quantile(const Exceedances& over, double ratio, Fit fit) {
   const auto count = static_cast<double>(over.count);
   const double mean = over.sum / count, square = mean * mean;
+  if (fit == Fit::kExponential) return -mean * std::log(ratio);
   const double variance = over.squares / count - square;
   if (!(variance > 0)) return mean;
   const double scale = mean * (square / variance + 1) / 2;
@@ -242,19 +263,23 @@ double Quantile(const Exceedances& over, double ratio) {
 
 }  // namespace
 
-double Threshold(std::span<const float> x, double ratio, std::vector<float>* scratch, int stages) {
+double Threshold(std::span<const float> x, double ratio, std::vector<float>* scratch, int stages,
+                 Fit fit) {
   if (ratio >= kFirstRatio) stages = 1;
   const double wanted = ratio * static_cast<double>(x.size());
   // The first of several stages only aims, and the next one counts: a sample is enough.
   const bool sampled = stages > 1 && x.size() > 4 * kSamples;
-  Exceedances left = sampled ? All(SampleOf(x, kSamples, 0)) : All(x);
+  const std::vector<float> sample = sampled ? SampleOf(x, kSamples, 0) : std::vector<float>();
+  const std::span<const float> first = sampled ? std::span<const float>(sample) : x;
+  Exceedances left = All(first);
   double threshold = 0;
   for (int stage = 0; left.count > 0; ++stage) {
     const double part = std::min(1.0, wanted / static_cast<double>(left.count));
     const double aim = stages == 1  ? ratio
                        : stage == 0 ? kFirstRatio
                                     : std::pow(part, 1.0 / (stages - stage));
-    threshold += Quantile(left, aim);
+    threshold +=
+        stage == 0 && fit == Fit::kGamma ? GammaQuantile(first, aim) : Quantile(left, aim, fit);
     if (stage + 1 == stages || !(threshold <= std::numeric_limits<float>::max())) break;
     left = Keep(stage == 0 ? x : std::span<const float>(*scratch).first(left.count), threshold,
                 scratch);
@@ -279,13 +304,17 @@ uint32_t SampledThreshold(std::span<const float> x, double k, uint64_t seed) {
 
 }  // namespace
 
-void Selector::Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices) {
-  const uint64_t wanted = SelectedOf(k_, x.size());
+void Selector::Select(std::span<const float> x, double k, uint64_t seed,
+                      std::vector<uint32_t>* indices) {
+  const uint64_t wanted = SelectedOf(k, x.size());
   if (kind_ == SelectorKind::kExact || x.empty()) return SelectLargest(x, wanted, indices);
+  const sidco::Fit fit = kind_ == SelectorKind::kSidcoGamma         ? sidco::Fit::kGamma
+                         : kind_ == SelectorKind::kSidcoExponential ? sidco::Fit::kExponential
+                                                                    : sidco::Fit::kPareto;
   const uint32_t threshold =
       kind_ == SelectorKind::kSampled
-          ? SampledThreshold(x, k_, seed)
-          : MagnitudeOf(static_cast<float>(sidco::Threshold(x, k_, &scratch_)));
+          ? SampledThreshold(x, k, seed)
+          : MagnitudeOf(static_cast<float>(sidco::Threshold(x, k, &scratch_, sidco::kStages, fit)));
   SelectFrom(x, threshold, indices);
   // A bad estimate must not send everything, or nothing.
   const uint64_t selected = indices->size();

@@ -46,10 +46,13 @@ namespace inccl::sidco {
 inline constexpr int kStages = 4;
 inline constexpr double kFirstRatio = 0.25;
 
+// What the first stage fits; the later ones of kGamma fit a generalized Pareto distribution, too.
+enum class Fit : uint8_t { kPareto, kExponential, kGamma };
+
 // The threshold of |x| above which about a fraction `ratio` in (0, 1] of the elements lies; NaN or
 // 0 where the data allow no estimate. *scratch grows to what the first stage leaves.
 double Threshold(std::span<const float> x, double ratio, std::vector<float>* scratch,
-                 int stages = kStages);
+                 int stages = kStages, Fit fit = Fit::kPareto);
 
 }  // namespace inccl::sidco
 
@@ -60,23 +63,26 @@ namespace inccl {
 enum class SelectorKind : uint8_t {
   kExact,    // the k * d largest elements
   kSampled,  // all above a threshold that leaves k of a random sample
-  kSidco,    // all above a threshold of a fitted distribution (select.h)
+  // All above a threshold of a fitted distribution; the latter two for comparisons with the paper.
+  kSidco,
+  kSidcoExponential,
+  kSidcoGamma,
 };
-inline constexpr std::string_view kSelectorNames[] = {"exact", "sampled", "sidco"};
+inline constexpr std::string_view kSelectorNames[] = {"exact", "sampled", "sidco", "sidco_exp",
+                                                      "sidco_gamma"};
 
 class Selector {
  public:
-  Selector(SelectorKind kind, double k) : kind_(kind), k_(k) {}
+  explicit Selector(SelectorKind kind) : kind_(kind) {}
 
   // Whether the number of elements depends on x.size() alone.
   bool exact() const { return kind_ == SelectorKind::kExact; }
   // Sets *indices, ascending. Threshold selectors stay between half and twice k * d. `seed`: of
   // samples.
-  void Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices);
+  void Select(std::span<const float> x, double k, uint64_t seed, std::vector<uint32_t>* indices);
 
  private:
   const SelectorKind kind_;
-  const double k_;
   std::vector<float> scratch_;
 };
 

@@ -7,6 +7,9 @@
 //
 // In blocks: each rank selects the blocks of largest norm, and all ranks sum the elements of every
 // block that some rank has selected, through any codec.
+//
+// With a momentum the ranks send velocities, with masking and warm-up as in "Deep Gradient
+// Compression" (arXiv 1712.01887).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,15 +31,37 @@ struct TopkConfig {
   uint64_t block = 1;
   bool residual = false;
   SelectorKind select = SelectorKind::kExact;
+  float momentum = 0;
+  bool mask = false;
+  uint64_t warm = 0;
 };
+
+ReducerState::Options OptionsOf(std::string identity, const TensorDesc& desc,
+                                const TopkConfig& config) {
+  return {.identity = std::move(identity),
+          .tensor = desc,
+          .residual = config.residual,
+          .momentum = config.momentum,
+          .mask = config.mask};
+}
+
+// The share that a call selects: in seven equal parts of the first `warm` calls k to the power of
+// 1/8, 2/8, and so on. Roots and products are the same on all machines.
+double ShareAt(const TopkConfig& config, uint64_t calls) {
+  if (calls >= config.warm) return config.k;
+  const double root = std::sqrt(std::sqrt(std::sqrt(config.k)));
+  double share = root;
+  for (uint64_t part = 7 * calls / config.warm; part > 0; --part) share *= root;
+  return share;
+}
 
 class TopkState final : public ReducerState {
  public:
   TopkState(std::string identity, const TensorDesc& desc, const TopkConfig& config,
             RoundCodec codec)
-      : ReducerState(
-            {.identity = std::move(identity), .tensor = desc, .residual = config.residual}),
-        selector_(config.select, config.k),
+      : ReducerState(OptionsOf(std::move(identity), desc, config)),
+        config_(config),
+        selector_(config.select),
         pairs_(codec->spec() == "none"),
         codec_(std::move(codec)) {}
 
@@ -119,7 +144,7 @@ class TopkState final : public ReducerState {
   }
 
   void OnBegin() override {
-    selector_.Select(open(), kept().calls, &selected_);
+    selector_.Select(open(), ShareAt(config_, kept().calls), kept().calls, &selected_);
     length_ = static_cast<uint32_t>(selected_.size());
   }
 
@@ -166,10 +191,13 @@ class TopkState final : public ReducerState {
       const uint32_t index = indices[i];
       if (index == kNoIndex) continue;
       sum[index] = Sum(sum[index], factor * values[i]);
-      if (own) left[index] -= values[i];
+      if (!own) continue;
+      left[index] -= values[i];
+      MaskVelocity(index);
     }
   }
 
+  const TopkConfig config_;
   Selector selector_;
   const bool pairs_;
   const RoundCodec codec_;
@@ -199,10 +227,9 @@ class BlockTopkState final : public SharedPositionsState {
  public:
   BlockTopkState(std::string identity, const TensorDesc& desc, const TopkConfig& config,
                  RoundCodec codec)
-      : SharedPositionsState(
-            {.identity = std::move(identity), .tensor = desc, .residual = config.residual},
-            std::move(codec)),
-        selector_(config.select, config.k),
+      : SharedPositionsState(OptionsOf(std::move(identity), desc, config), std::move(codec)),
+        config_(config),
+        selector_(config.select),
         blocks_({.elements = desc.count(), .size = config.block}),
         bitmaps_(blocks_.count()) {}
 
@@ -251,9 +278,10 @@ class BlockTopkState final : public SharedPositionsState {
       magnitudes_[block] =
           MagnitudeOfBlock(open().subspan(first, blocks_.end(block) - first), blocks_.size);
     }
-    selector_.Select(magnitudes_, kept().calls, &selected_);
+    selector_.Select(magnitudes_, ShareAt(config_, kept().calls), kept().calls, &selected_);
   }
 
+  const TopkConfig config_;
   Selector selector_;
   const Blocks blocks_;
   BitmapUnion bitmaps_;
@@ -264,7 +292,8 @@ class BlockTopkState final : public SharedPositionsState {
 }  // namespace
 
 MadeReducer MakeTopk(const CodecSpec& spec, RoundCodec codec) {
-  static constexpr std::string_view kKeys[] = {"block", "k", "residual", "select"};
+  static constexpr std::string_view kKeys[] = {"block",    "k",      "mask", "momentum",
+                                               "residual", "select", "warm"};
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
   const Result<uint64_t> block = ParseBlock(spec);
   if (!block.ok()) return block.status();
@@ -274,12 +303,30 @@ MadeReducer MakeTopk(const CodecSpec& spec, RoundCodec codec) {
   if (!residual.ok()) return residual.status();
   const Result<size_t> select = spec.Choice("select", 0, kSelectorNames);
   if (!select.ok()) return select.status();
+  const Result<double> momentum = spec.Fraction("momentum", 0);
+  if (!momentum.ok()) return momentum.status();
+  if (*momentum == 1 || (*momentum != 0 && !*residual)) {
+    return InvalidArgument(
+        fmt::format("reducer topk: momentum={}: it is below 1, and needs residual=1", *momentum));
+  }
+  const Result<uint64_t> mask = spec.Integer("mask", *momentum != 0 ? 1 : 0, 0, 1);
+  if (!mask.ok()) return mask.status();
+  if (*mask == 1 && *momentum == 0) {
+    return InvalidArgument("reducer topk: mask=1 is about a velocity, which needs momentum");
+  }
+  constexpr uint64_t kMostWarm = 1'000'000'000;
+  const Result<uint64_t> warm = spec.Integer("warm", 0, 0, kMostWarm);
+  if (!warm.ok()) return warm.status();
   const TopkConfig config = {.k = *k,
                              .block = *block,
                              .residual = *residual,
-                             .select = static_cast<SelectorKind>(*select)};
-  std::string text = fmt::format("topk:block={},k={},residual={},select={}", *block, *k,
-                                 *residual ? 1 : 0, kSelectorNames[*select]);
+                             .select = static_cast<SelectorKind>(*select),
+                             .momentum = static_cast<float>(*momentum),
+                             .mask = *mask == 1,
+                             .warm = *warm};
+  std::string text =
+      fmt::format("topk:block={},k={},mask={},momentum={},residual={},select={},warm={}", *block,
+                  *k, *mask, *momentum, *residual ? 1 : 0, kSelectorNames[*select], *warm);
   if (*block > 1) {
     return std::shared_ptr<const Reducer>(
         std::make_shared<const MethodReducer<BlockTopkState, TopkConfig>>(std::move(text), config,

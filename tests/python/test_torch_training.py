@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/train_gpt: a few steps on some ranks, against the same steps in this process, without DDP."""
+import copy
 import json
 import os
 import pathlib
@@ -9,6 +10,11 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
+
+import inccl
+import inccl.torch
+from torch_world import group_ranks
 
 EXAMPLE = pathlib.Path(__file__).resolve().parent.parent.parent / "examples" / "train_gpt"
 sys.dont_write_bytecode = True  # beside the example
@@ -161,3 +167,111 @@ def test_lans_is_its_papers_loop(decay):
                          ({"eps": float("nan")}, "eps"), ({"weight_decay": -1}, "weight_decay")):
         with pytest.raises(ValueError, match=named):
             inccl.torch.Lans(parameters, **wrong)
+
+
+LATE_SHAPES = [(6, 5), (8,), ()]
+
+
+def late_gradient(rank, values, numpy):
+    """Of a quadratic function that each rank has for itself."""
+    return [(1 + 0.2 * rank) * (value - numpy.float64(rank - i)) for i, value in enumerate(values)]
+
+
+@group_ranks(1, 3)
+def test_cd_sgd_is_sgd_with_averages_of_the_step_before(rank, n):
+    """All ranks are simulated here, in float64 and without a library."""
+    import numpy
+    random = numpy.random.default_rng(4)
+    start = [random.standard_normal(shape) for shape in LATE_SHAPES]
+    # Only rank 0's parameters count.
+    parameters = [torch.nn.Parameter(torch.tensor(value + rank, dtype=torch.float64)) for value in start]
+    optimizer = inccl.torch.CdSgd([{"params": parameters[:1], "lr": 0.2}, {"params": parameters[1:]}], lr=0.1, local_lr=0.05,
+                                  momentum=0.75, codec="none", correct_every=2)
+    common = [value.copy() for value in start]
+    local = [[value.copy() for value in start] for _ in range(n)]
+    velocity, average, rates = [0 * value for value in start], None, [0.2, 0.1, 0.1]
+
+    def move():
+        for i in range(len(common)):
+            velocity[i] = 0.75 * velocity[i] + average[i]
+            common[i] = common[i] - sent_rates[i] * velocity[i]
+
+    def check(expected):
+        for parameter, value in zip(parameters, expected):
+            assert numpy.abs(parameter.detach().numpy() - value).max() < 1e-9
+
+    check(start)
+    for step in range(1, 8):
+        if step == 4:  # of what travels from now on
+            optimizer.param_groups[0]["lr"] = rates[0] = 0.15
+        gradients = [late_gradient(r, local[r], numpy) for r in range(n)]
+        for parameter, gradient in zip(parameters, late_gradient(rank, [p.detach().numpy() for p in parameters], numpy)):
+            parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+        if average is not None:
+            move()
+        average, sent_rates = [sum(gradient[i] for gradient in gradients) / n for i in range(len(common))], list(rates)
+        for r in range(n):
+            local[r] = [value - 0.05 * gradient for value, gradient in zip(common, gradients[r])]
+        check(local[rank])
+        if step == 5:  # an evaluation on the way
+            optimizer.synchronize()
+            move()
+            average = None
+            check(common)
+            local = [[value.copy() for value in common] for _ in range(n)]
+    optimizer.synchronize()
+    move()
+    check(common)
+    optimizer.synchronize()  # nothing is under way
+    check(common)
+    statistics = optimizer.statistics  # steps 2, 4 and 6 are uncompressed, as those of codec "none" are
+    assert statistics.uncompressed_elements == 7 * 39, statistics
+
+
+@group_ranks(2)
+def test_cd_sgd_goes_on_where_it_was_saved(rank, n):
+    def make():
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 4))
+        return net, inccl.torch.CdSgd(net.parameters(), lr=0.1, momentum=0.5, codec="bf16", correct_every=3)
+
+    def train_on(net, optimizer, steps):
+        for step in steps:
+            torch.manual_seed(10 * step + rank)
+            optimizer.zero_grad()
+            net(torch.randn(8, 20)).square().mean().backward()
+            optimizer.step()
+
+    net, optimizer = make()
+    train_on(net, optimizer, range(4))
+    optimizer.synchronize()
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    train_on(net, optimizer, range(4, 7))
+    optimizer.synchronize()
+    again, other = make()
+    again.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    train_on(again, other, range(4, 7))
+    other.synchronize()
+    for mine, theirs in zip(net.parameters(), again.parameters()):
+        assert mine.equal(theirs)
+        flat = mine.detach().reshape(-1)
+        both = [torch.empty_like(flat) for _ in range(n)]
+        dist.all_gather(both, flat)
+        assert both[0].equal(both[1])  # on all ranks
+    statistics = optimizer.statistics
+    assert (statistics.calls, statistics.uncompressed_elements) == (5, 2 * 754), statistics
+
+
+@group_ranks(1)
+def test_wrong_settings_of_cd_sgd(rank, n):
+    for wrong, named in (({"lr": -1}, "lr"), ({"local_lr": float("inf")}, "local_lr"), ({"momentum": 1.0}, "momentum"),
+                         ({"correct_every": -1}, "correct_every"), ({"codec": "hbi:bits=99"}, "bits=99")):
+        with pytest.raises((ValueError, inccl.Error), match=named):
+            inccl.torch.CdSgd([torch.nn.Parameter(torch.zeros(3))], **{"lr": 0.1, **wrong})
+    with pytest.raises(TypeError, match="state_dict"):
+        inccl.torch.CdSgd([torch.zeros(3)], lr=0.1).load_state_dict(torch.optim.SGD([torch.zeros(3)], lr=0.1).state_dict())
+    for kinds in ((torch.float32, torch.float64), (torch.int64, torch.int64)):
+        with pytest.raises(ValueError, match="params: expected one floating type"):
+            inccl.torch.CdSgd([torch.zeros(3, dtype=kind) for kind in kinds], lr=0.1)

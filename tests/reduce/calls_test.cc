@@ -99,6 +99,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"topk:k=0.05,select=sampled|bf16", 8, "direct", kFloat},
         Case{"topk:k=0.02,select=sidco", 3, "direct", kFloat},
         Case{"topk:k=0.02,select=sidco|qsgd:q=8", 2, "direct", kFloat},
+        Case{"topk:k=0.02,momentum=0.9,warm=3", 3, "direct", -1},
+        Case{"topk:block=16,k=0.05,mask=0,momentum=0.5", 3, "direct", -1},
         Case{"topk:block=16,k=0.1", 1, "direct", kFloat},
         Case{"topk:block=16,k=0.1", 3, "direct", kFloat},
         Case{"topk:block=64,k=0.02,select=sidco", 8, "direct", kFloat},

@@ -24,7 +24,7 @@ TEST(ReducerErrorTest, WrongArgumentsAreNamed) {
   ASSERT_EQ(ccl_reducer_create(&reducer, "topk:k=0.5|bf16"), CCL_SUCCESS);
   char text[512];
   ASSERT_EQ(ccl_reducer_spec(reducer, text, sizeof text), CCL_SUCCESS);
-  EXPECT_STREQ(text, "topk:block=1,k=0.5,residual=1,select=exact|bf16");
+  EXPECT_STREQ(text, "topk:block=1,k=0.5,mask=0,momentum=0,residual=1,select=exact,warm=0|bf16");
   ExpectError(ccl_reducer_spec(reducer, text, 10), CCL_INVALID_ARGUMENT, "size: 10");
   ccl_reducer_state_t state = nullptr;
   ExpectError(ccl_reducer_state_create(&state, reducer, 2, 2, CCL_INT8), CCL_INVALID_ARGUMENT,
@@ -75,7 +75,8 @@ TEST(ReducerErrorTest, WrongCallsHaveNoEffect) {
                 "data: not an exported state");
     const std::vector<std::byte> other = Exported(residual_owner);
     ExpectError(ccl_reducer_state_import(state.get(), other.data(), other.size()),
-                CCL_INVALID_ARGUMENT, "data: exported from topk:block=1,k=0.5,residual=0");
+                CCL_INVALID_ARGUMENT,
+                "data: exported from topk:block=1,k=0.5,mask=0,momentum=0,residual=0");
     for (size_t cut = 0; cut < fresh.size(); ++cut) {
       EXPECT_EQ(ccl_reducer_state_import(state.get(), fresh.data(), cut), CCL_INVALID_ARGUMENT);
     }

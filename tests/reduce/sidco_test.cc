@@ -3,6 +3,7 @@
 // SIDCo's thresholds against quantiles in closed form, and on recorded gradients.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -37,6 +38,37 @@ TEST(SidcoTest, FindsTheQuantilesOfParetoDistributions) {
   }
 }
 
+// One stage of the fits by which the paper's other two variants begin, on what they are exact for.
+TEST(SidcoTest, ExponentialAndGammaFitsFindTheirQuantiles) {
+  std::mt19937_64 engine(TestSeed());
+  const auto draw = [&](auto distribution) {
+    std::vector<float> x(kCount);
+    for (float& value : x) value = static_cast<float>(distribution(engine));
+    return x;
+  };
+  std::vector<float> scratch;
+  const std::vector<float> exponential = draw(std::exponential_distribution<double>(2));
+  std::vector<float> gamma = draw(std::gamma_distribution<double>(0.6, 3));
+  for (const double ratio : {0.1, 0.01, 0.001}) {
+    const double exact = -std::log(ratio) / 2;
+    for (const int stages : {1, 4}) {
+      EXPECT_NEAR(sidco::Threshold(exponential, ratio, &scratch, stages, sidco::Fit::kExponential),
+                  exact, 0.03 * exact);
+    }
+    std::vector<float> sorted = gamma;
+    std::sort(sorted.begin(), sorted.end());
+    const double quantile = sorted[static_cast<size_t>((1 - ratio) * kCount)];
+    // The paper drops a factor that is near 1 far out only.
+    EXPECT_NEAR(sidco::Threshold(gamma, ratio, &scratch, 1, sidco::Fit::kGamma), quantile,
+                (ratio > 0.05 ? 0.45 : 0.25) * quantile);
+    // Zeros have no logarithm, and change no quantile of the rest.
+    std::vector<float> half = gamma;
+    half.resize(2 * kCount);
+    EXPECT_NEAR(sidco::Threshold(half, ratio / 2, &scratch, 1, sidco::Fit::kGamma),
+                sidco::Threshold(gamma, ratio, &scratch, 1, sidco::Fit::kGamma), 1e-6);
+  }
+}
+
 TEST(SidcoTest, SelectsAboutWhatIsAskedForOnRecordedGradients) {
   for (const SelectorKind kind : {SelectorKind::kSidco, SelectorKind::kSampled}) {
     for (const double k : {0.01, 0.001}) {
@@ -44,7 +76,7 @@ TEST(SidcoTest, SelectsAboutWhatIsAskedForOnRecordedGradients) {
         const Vectors gradients = Gradients(step, 8);
         for (size_t rank = 0; rank < gradients.size(); ++rank) {
           std::vector<uint32_t> indices;
-          Selector(kind, k).Select(gradients[rank], rank, &indices);
+          Selector(kind).Select(gradients[rank], k, rank, &indices);
           const double ratio = static_cast<double>(indices.size()) /
                                (k * static_cast<double>(gradients[rank].size()));
           const bool fitted = kind == SelectorKind::kSidco;  // a sample has 4 of 4096

@@ -138,6 +138,116 @@ std::vector<float> BlockReference(const Vectors& inputs, size_t size, size_t cou
   return sum;
 }
 
+// Deep Gradient Compression, in plain loops: velocities add up in the residual, and both begin
+// again where an element has been sent.
+TEST(TopkTest, MomentumWithAndWithoutMasking) {
+  constexpr size_t kCount = 1000, kSelected = 20;
+  constexpr float kMomentum = 0.875f;
+  for (const bool mask : {true, false}) {
+    for (const size_t block : {1, 10}) {
+      SCOPED_TRACE(testing::Message() << "mask " << mask << ", block " << block);
+      constexpr int kRanks = 3;
+      LocalRanks ranks("topk:k=0.02,momentum=0.875,mask=" + std::to_string(mask ? 1 : 0) +
+                           ",block=" + std::to_string(block),
+                       kRanks, 1, kCount);
+      Vectors residuals(kRanks, std::vector<float>(kCount)), velocities = residuals;
+      for (uint64_t step = 0; step < 6; ++step) {
+        const Vectors inputs = NormalInputs(kRanks, kCount, TestSeed() + step);
+        Vectors sent = inputs;
+        for (size_t rank = 0; rank < kRanks; ++rank) {
+          for (size_t i = 0; i < kCount; ++i) {
+            sent[rank][i] = velocities[rank][i] = inputs[rank][i] + kMomentum * velocities[rank][i];
+          }
+        }
+        size_t travelled = 0;
+        const std::vector<float> expected =
+            block == 1 ? Reference(sent, kSelected, ReduceOp::kSum, &residuals)
+                       : BlockReference(sent, block, kSelected / block, ReduceOp::kSum, &residuals,
+                                        &travelled);
+        for (size_t rank = 0; mask && rank < kRanks; ++rank) {
+          for (size_t i = 0; i < kCount; ++i) {
+            if (residuals[rank][i] == 0) velocities[rank][i] = 0;  // it has been sent
+          }
+        }
+        ASSERT_EQ(ranks.Run(inputs)[0], expected) << "step " << step;
+        ASSERT_EQ(Residuals(&ranks), residuals);
+      }
+      // Velocities are part of what is exported and reset.
+      const Vectors inputs = NormalInputs(kRanks, kCount, TestSeed() + 100);
+      std::vector<std::vector<std::byte>> saved;
+      for (size_t rank = 0; rank < kRanks; ++rank) {
+        saved.push_back(ranks.state(rank)->Export().value());
+      }
+      const std::vector<float> next = ranks.Run(inputs)[0];
+      for (size_t rank = 0; rank < kRanks; ++rank) {
+        ASSERT_TRUE(ranks.state(rank)->Import(saved[rank]).ok());
+      }
+      EXPECT_EQ(ranks.Run(inputs)[0], next);
+      for (size_t rank = 0; rank < kRanks; ++rank) ASSERT_TRUE(ranks.state(rank)->Reset().ok());
+      Vectors none(kRanks, std::vector<float>(kCount));
+      size_t unused = 0;
+      const std::vector<float> first = ranks.Run(inputs)[0];
+      EXPECT_EQ(first, block == 1 ? Reference(inputs, kSelected, ReduceOp::kSum, &none)
+                                  : BlockReference(inputs, block, kSelected / block, ReduceOp::kSum,
+                                                   &none, &unused));
+    }
+  }
+}
+
+// A call that fails, or that is taken back, leaves the velocity as it was.
+TEST(TopkTest, AVelocityIsThatOfCommittedCalls) {
+  constexpr size_t kCount = 200;
+  LocalRanks ranks("topk:k=0.05,momentum=0.5", 2, 1, kCount),
+      others("topk:k=0.05,momentum=0.5", 2, 1, kCount);
+  const auto inputs = [](uint64_t step) { return NormalInputs(2, kCount, TestSeed() + step); };
+  ranks.Run(inputs(0));
+  others.Run(inputs(0));
+  ranks.Run(inputs(1));
+  for (size_t rank = 0; rank < 2; ++rank) ASSERT_TRUE(ranks.state(rank)->Rollback(1).ok());
+  CollectiveArgs args;
+  args.nranks = 2;
+  std::vector<float> result(kCount);
+  const Vectors lost = inputs(2);
+  for (size_t rank = 0; rank < 2; ++rank) {  // begins and fails
+    ASSERT_TRUE(ranks.state(rank)->Take().ok());
+    ranks.state(rank)->Begin(args, reinterpret_cast<const std::byte*>(lost[rank].data()),
+                             reinterpret_cast<std::byte*>(result.data()));
+    ranks.state(rank)->End(false, 0);
+  }
+  EXPECT_EQ(ranks.Run(inputs(3)), others.Run(inputs(3)));
+}
+
+// An element that was not finite counts as 0 in the velocity, too.
+TEST(TopkTest, AVelocityIsFinite) {
+  LocalRanks ranks("topk:k=0.1,momentum=0.5", 2, 1, 50);
+  Vectors inputs = NormalInputs(2, 50, TestSeed());
+  inputs[1][20] = std::numeric_limits<float>::quiet_NaN();
+  inputs[0][30] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(std::isnan(ranks.Run(inputs)[0][20]));
+  for (int step = 0; step < 20; ++step) {
+    const Vectors results = ranks.Run(NormalInputs(2, 50, TestSeed() + 1));
+    for (const float value : results[0]) ASSERT_TRUE(std::isfinite(value));
+  }
+}
+
+// The share grows smaller in eight steps: k = 2^-8 is halved each time.
+TEST(TopkTest, WarmUp) {
+  for (const size_t block : {1, 4}) {
+    constexpr size_t kCount = 4096, kCalls = 14;
+    LocalRanks ranks("topk:k=0.00390625,warm=14,block=" + std::to_string(block), 1, 1, kCount);
+    for (size_t call = 0; call < kCalls + 3; ++call) {
+      const Vectors inputs = NormalInputs(1, kCount, TestSeed() + call);
+      const Vectors before = Residuals(&ranks);
+      const std::vector<float> result = ranks.Run(inputs)[0];
+      const size_t halvings = call < kCalls ? 1 + call / 2 : 8;
+      const auto sent = static_cast<size_t>(
+          std::count_if(result.begin(), result.end(), [](float x) { return x != 0; }));
+      EXPECT_EQ(sent, kCount >> halvings) << "call " << call << ", block " << block;
+      ExpectConserved(&ranks, inputs, before, result, 1e-6);
+    }
+  }
+}
+
 TEST(TopkTest, BlocksOfAnyRankAreSummedOverAll) {
   for (const int n : {1, 2, 3, 8}) {
     for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{1000}, size_t{4321}}) {

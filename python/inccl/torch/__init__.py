@@ -14,11 +14,11 @@ from . import elastic, flight_recorder
 from ._work import BackendError, Work
 from .hooks import CompressedAllGather, CompressedReduceScatter, State, Statistics, compress_hook
 from .memory import empty, release
-from .optim import Lans
+from .optim import CdSgd, Lans
 from .process_group import Options, ProcessGroup
 from .recorder import Recorder
 
-__all__ = ["BackendError", "CompressedAllGather", "CompressedReduceScatter", "Lans", "Options",
+__all__ = ["BackendError", "CdSgd", "CompressedAllGather", "CompressedReduceScatter", "Lans", "Options",
            "ProcessGroup", "Recorder", "State", "Statistics", "Work", "compress_hook", "elastic",
            "empty", "flight_recorder", "release"]
 

@@ -40,7 +40,7 @@ _COMPRESSIBLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _RedOp = dist.ReduceOp.RedOpType
 
 
-def _compression(codec, seed, residual=None):
+def compression(codec, seed, residual=None):
     """ccl_compression_t, and the statistics that the call fills."""
     stats = CompressionStats()
     return Compression(ctypes.sizeof(Compression), codec._handle if codec else None, seed, 0,
@@ -335,7 +335,7 @@ def _compressed(state, kept, bucket, group, codec, plain, count, step):
         for gradient in plain:
             gradient.zero_()
     feedback = state._kept.feedback(kept, buffer.dtype, state.keep) if state.residual else None
-    how, stats = _compression(codec, state.seed, feedback and feedback.residual)
+    how, stats = compression(codec, state.seed, feedback and feedback.residual)
     kind, stream = TYPES[buffer.dtype], group._stream(buffer)
 
     def call():
@@ -369,7 +369,7 @@ def _reduced(state, kept, bucket, group, _codec, plain, count, _step):
         for gradient in plain:
             gradient.zero_()
         parts = [(buffer, state._kept.reducer_state(kept, 0, state.reducer, False, 1, buffer.numel(), buffer.dtype))]
-    calls = [(tensor, one, *_compression(None, state.seed)) for tensor, one in parts]
+    calls = [(tensor, one, *compression(None, state.seed)) for tensor, one in parts]
     stream = group._stream(buffer)
 
     def call():
@@ -496,7 +496,7 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
             return ours.reduce_scatter_single(output_tensor, input_tensor, options)
         number, operation = TYPES[output_tensor.dtype], OPS[kind]
         feedback = self._feedback_of(input_tensor)
-        how, stats = _compression(self.codec, self.seed, feedback and feedback.residual)
+        how, stats = compression(self.codec, self.seed, feedback and feedback.residual)
         stream = ours._stream(output_tensor)
 
         def call():
@@ -520,7 +520,7 @@ class CompressedAllGather(_Compressed, AllGather):
             options.asyncOp = async_op
             self.statistics.add_uncompressed(input_tensor.numel())
             return ours.all_gather_single(output_tensor, input_tensor, options)
-        how, stats = _compression(self.codec, self.seed)
+        how, stats = compression(self.codec, self.seed)
         stream = ours._stream(output_tensor)
 
         def call():
