@@ -7,7 +7,7 @@ usage: compare.py run [--set SET] [--out DIR] [--only NAME,...] [--seeds N] [--s
 
 run starts train.py under torchrun, one configuration and seed after the other, and leaves a file of
 JSON lines for each in --out. It skips files that are complete, so that an interrupted comparison
-goes on. --set: ddp, fsdp or papers, by default ddp. report prints the table in Markdown and draws the losses. docs/training.md has both.
+goes on. --set: ddp, fsdp, papers or sgd, by default ddp. report prints the table in Markdown and draws the losses. docs/training.md has both.
 """
 import argparse
 import json
@@ -62,7 +62,18 @@ PAPERS = {
     "clan": ("Lans, `onebit`, residual (CLAN)", "#009e73", "", "--hook inccl --optimizer lans --codec onebit --residual"),
     "lansonebit": ("Lans, `onebit`", "#cc79a7", "", "--hook inccl --optimizer lans --codec onebit"),
 }
-SETS = {"ddp": DDP, "fsdp": FSDP, "papers": PAPERS}
+SGD = {
+    "momentum": ("SGD with momentum, fp32", "#000000", "", "--hook none --optimizer momentum"),
+    "topk": ("SGD with momentum, `topk:k=0.001`", "#cc79a7", "",
+             "--hook inccl --optimizer momentum --local-clip 1 --reducer topk:k=0.001"),
+    "dgc": ("SGD, `topk:k=0.001,momentum=0.9` (DGC)", "#009e73", "",
+            "--hook inccl --optimizer sgd --local-clip 1 --reducer topk:k=0.001,momentum=0.9,warm=80"),
+    "momentum2": ("SGD with momentum, `hbi:bits=2`", "#56b4e9", "", "--hook inccl --optimizer momentum --codec hbi:bits=2"),
+    "late": ("CdSgd, fp32", "#888888", "", "--hook none --optimizer cdsgd --codec none"),
+    "cdsgd": ("CdSgd, `hbi:bits=2`, every 4th step in fp32", "#0072b2", "",
+              "--hook none --optimizer cdsgd --codec hbi:bits=2 --correct-every 4"),
+}
+SETS = {"ddp": DDP, "fsdp": FSDP, "papers": PAPERS, "sgd": SGD}
 CONFIGURATIONS = DDP
 
 

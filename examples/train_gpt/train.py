@@ -125,7 +125,16 @@ def make_model(preset, letters, seed):
     return Gpt(preset, letters)
 
 
-def make_optimizer(preset, parameters):
+OPTIMIZERS = {"adamw": 2e-3, "sgd": 0.1, "momentum": 0.1, "cdsgd": 0.1, "lans": 3e-2}  # and their peak learning rates
+
+
+def make_optimizer(preset, parameters, args=None):
+    if preset.optimizer == "cdsgd":
+        from inccl.torch import CdSgd
+        return CdSgd(parameters, lr=preset.peak, momentum=0.9, codec=args.codec, correct_every=args.correct_every,
+                     residual=args.residual, seed=args.seed)
+    if preset.optimizer == "momentum":
+        return torch.optim.SGD(parameters, lr=preset.peak, momentum=0.9)
     if preset.optimizer == "lans":
         from inccl.torch import Lans
         return Lans(parameters, lr=preset.peak, betas=(0.9, 0.95), weight_decay=0.01)
@@ -142,12 +151,13 @@ def learning_rate(preset, step, steps, warmup=20):
     return preset.peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def train_step(model, optimizer, preset, step, steps, rows):
+def train_step(model, optimizer, preset, step, steps, rows, clip=1.0):
     """Returns the loss of this rank's rows."""
     optimizer.zero_grad(set_to_none=False)
     loss = model(rows)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(preset, step, steps)
     optimizer.step()
@@ -164,6 +174,16 @@ def validation_loss(model, parts, total):
     return (summed[0] / summed[1]).item()
 
 
+def bits_of(statistics):
+    """A function that gives what install_hook's does."""
+    share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+
+    def bits():
+        counts = statistics()
+        return (8 * counts.payload_bytes / share + 32 * counts.uncompressed_elements) / max(1, counts.elements)
+    return bits
+
+
 def install_hook(args, model):
     """Registers the hook; returns a function that gives the mean number of bits that a rank has
     sent for an element of the gradient in each of the two phases of an all-reduce."""
@@ -172,14 +192,10 @@ def install_hook(args, model):
         args.recorder = inccl.torch.Recorder(args.record) if args.record else None
         state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed, plan=args.plan,
                                   record=args.recorder, reducer=args.reducer, momentum=args.momentum,
-                                  keep=args.keep, reset_every=args.reset_every, start=args.uncompressed)
+                                  keep=args.keep, reset_every=args.reset_every, start=args.uncompressed,
+                                  clip=args.local_clip)
         model.register_comm_hook(state, inccl.torch.compress_hook)
-        share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
-
-        def bits():
-            counts = state.statistics
-            return (8 * counts.payload_bytes / share + 32 * counts.uncompressed_elements) / max(1, counts.elements)
-        return bits
+        return bits_of(lambda: state.statistics)
     if args.hook == "bf16":
         # By another name: DDP refuses bf16_compress_hook where there is no GPU.
         model.register_comm_hook(None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
@@ -240,22 +256,26 @@ def equal_on_all_ranks(model):
 def train(args):
     preset = PRESETS[args.preset]
     if args.optimizer:
-        peak = {"adamw": 2e-3, "sgd": 0.1, "lans": 3e-2}[args.optimizer]
-        preset = dataclasses.replace(preset, optimizer=args.optimizer, peak=args.peak or peak)
+        preset = dataclasses.replace(preset, optimizer=args.optimizer, peak=args.peak or OPTIMIZERS[args.optimizer])
     if args.backend == "inccl":
         import inccl.torch  # noqa: F401  registers the backend
     dist.init_process_group(args.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = Data(preset, args.seed)
     plain = make_model(preset, data.letters, args.seed)
-    if args.fsdp:
+    late = preset.optimizer == "cdsgd"
+    if late:
+        model = plain
+    elif args.fsdp:
         model, bits = plain, shard(args, plain)
     else:
         # With several buckets, ranks start the all-reduces of PowerSGD's callbacks in different orders, and gloo fails.
         megabytes = 1024 if args.hook == "powersgd" else args.bucket_mb
         model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
         bits = install_hook(args, model)
-    optimizer = make_optimizer(preset, plain.parameters())
+    optimizer = make_optimizer(preset, plain.parameters(), args)
+    if late:
+        bits = bits_of(lambda: optimizer.statistics)
     check = data.validation(rank, ranks)
     log = open(args.log_file, "w", encoding="utf-8") if args.log_file and rank == 0 else None
 
@@ -271,7 +291,7 @@ def train(args):
     for step in range(1, args.steps + 1):
         rows = data.batch(rank, ranks)
         begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, preset, step, args.steps, rows))
+        losses.append(train_step(model, optimizer, preset, step, args.steps, rows, 0 if args.local_clip else 1.0))
         times.append(time.perf_counter() - begin)
         args.done = step
         validates = args.validate and (step == args.steps or step % args.validate == 0)
@@ -282,6 +302,8 @@ def train(args):
         entry = {"step": step, "loss": mean.item() / ranks, "bits": round(bits(), 3),
                  "step_ms": round(1e3 * statistics.median(times), 2)}
         if validates:
+            if late:
+                optimizer.synchronize()
             entry["validation"] = validation_loss(plain, check, dist.all_reduce)
         write(**entry)
         losses, times = [], []
@@ -310,7 +332,10 @@ def main():
     parser.add_argument("--plan", help="file of python -m inccl.plan: a codec for each bucket")
     parser.add_argument("--bucket-mb", type=float, help="size of DDP's buckets (default: PyTorch's)")
     parser.add_argument("--preset", choices=PRESETS, default="small")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd", "lans"], help="in place of the preset's")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS,
+                        help="in place of the preset's; momentum: SGD with 0.9; cdsgd: so, one step late, without a hook")
+    parser.add_argument("--correct-every", type=int, default=0, metavar="STEPS", help="of cdsgd: these travel uncompressed")
+    parser.add_argument("--local-clip", type=float, help="of each rank's gradients, as State(clip=...), in place of the mean's")
     parser.add_argument("--peak", type=float, help="its largest learning rate")
     parser.add_argument("--seed", type=int, default=1, help="of weights and batches")
     parser.add_argument("--steps", type=int, default=400)
