@@ -8,6 +8,7 @@ model.
 """
 import argparse
 import bisect
+import csv
 import dataclasses
 import itertools
 import json
@@ -218,6 +219,45 @@ def _busy(run: Run) -> List[float]:
     return times
 
 
+def read_samples(path) -> Dict[str, List[Tuple[int, float]]]:
+    """{codec: [(elements, ms)]} of the all-reduces in place in what `allreduce_bench --csv` has written."""
+    samples: Dict[str, List[Tuple[int, float]]] = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["op"] == "allreduce" and row["in_place"] == "true":
+                    samples.setdefault(row["codec"], []).append((int(row["count"]), float(row["time_us"]) / 1e3))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not what allreduce_bench --csv writes: {error}") from error
+    if not samples:
+        raise ValueError(f"{path}: it has no all-reduce in place")
+    return samples
+
+
+def predict(trace: Trace, samples: Dict[str, Sequence[Tuple[int, float]]]) -> Trace:
+    """The trace of the same training on another network, from times of single calls there: samples has (elements, ms) of
+    two or more sizes for each codec. A call takes alpha + beta * elements, which is fitted to the samples by relative
+    least squares; computation and its slowdown by calls are those of `trace`."""
+    model = Model(trace)
+    model.call_ms = [{} for _ in trace.elements]
+    for codec, points in samples.items():
+        if len({elements for elements, _ in points}) < 2 or any(n < 1 or not ms > 0 for n, ms in points):
+            raise ValueError(f"samples: {codec} has {list(points)}, expected times of two sizes or more")
+        # ms = alpha + beta * n, each point weighted by 1 / ms.
+        ones, sums, squares = (sum(n ** power / ms ** 2 for n, ms in points) for power in range(3))
+        times, products = sum(1 / ms for _, ms in points), sum(n / ms for n, ms in points)
+        beta = max(0.0, (ones * products - sums * times) / (ones * squares - sums ** 2))
+        alpha = (times - beta * sums) / ones
+        least = min(ms for _, ms in points) / 2  # alpha may be less than 0
+        for n, bucket in zip(trace.elements, model.call_ms):
+            bucket[codec] = max(least * min(1.0, n / min(size for size, _ in points)), alpha + beta * n)
+    runs = []
+    for codec in samples:
+        rows = model.timeline([codec] * len(trace.elements))
+        runs.append(Run(codec, *([row[column] for row in rows] for column in range(3))))
+    return Trace(trace.ranks, list(trace.elements), runs)
+
+
 def relative_error(codec: str, ranks: int) -> float:
     """The codec's bound (ccl_codec_bound); 0 for "none"."""
     if codec == "none":
@@ -317,12 +357,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inccl.plan", description=__doc__.split("\n\n")[0].partition(": ")[2])
     parser.add_argument("trace", help="file of inccl.torch.Recorder")
     parser.add_argument("-o", "--output", help="write the plan here, for inccl.torch.State(plan=...)")
+    parser.add_argument("--network", metavar="CSV", help="plan for the network where allreduce_bench --csv has written this")
     parser.add_argument("--svg", help="write a picture of the steps here")
     parser.add_argument("--tolerance", type=float, default=0.01,
                         help="how much longer a step may take for less error (default: 0.01)")
     args = parser.parse_args(arguments)
     try:
         trace = Trace.load(args.trace)
+        if args.network:
+            trace = predict(trace, read_samples(args.network))
         plan = make_plan(trace, args.tolerance)
         if args.output:
             plan.save(args.output)
@@ -334,10 +377,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     model = Model(trace)
     print(f"{len(trace.elements)} buckets, {sum(trace.elements)} elements, {trace.ranks} ranks; computation during a "
           f"call at {1 - model.slowdown:.2f} of its speed")
-    print(f"{'codec':<24} {'measured, ms':>12} {'model, ms':>10}")
+    print(f"{'codec':<24} {'predicted, ms' if args.network else 'measured, ms':>13} {'model, ms':>10}")
     for run in trace.runs:
-        print(f"{run.codec:<24} {run.step_ms:>12.2f} {model.step_ms([run.codec] * len(trace.elements)):>10.2f}")
-    print(f"{'plan':<24} {'-':>12} {plan.step_ms:>10.2f}")
+        print(f"{run.codec:<24} {run.step_ms:>13.2f} {model.step_ms([run.codec] * len(trace.elements)):>10.2f}")
+    print(f"{'plan':<24} {'-':>13} {plan.step_ms:>10.2f}")
     for bucket, (elements, codec) in enumerate(zip(plan.elements, plan.codecs)):
         print(f"  bucket {bucket}: {elements} elements, {codec}")
     return 0

@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from inccl.plan import _Step, Model, Plan, Run, Trace, groups, main, make_plan, picture
+from inccl.plan import _Step, Model, Plan, Run, Trace, groups, main, make_plan, picture, predict, read_samples
 
 ERRORS = {"none": 0.0, "8": 0.01, "6": 0.04, "4": 0.2}
 
@@ -133,6 +133,47 @@ def test_errors_come_from_the_library():
     ready = [1.0]
     runs = [Run(codec, ready, ready, [2.0]) for codec in ("hbi:bits=4", "none", "hbi:bits=8")]
     assert make_plan(Trace(4, [5], runs)).codecs == ["none"]
+
+
+def test_prediction_for_another_network(rng):
+    """Recorded where calls are short, predicted from three sizes where they are long, against the simulation there."""
+    for slowdown in (0.0, 0.4):
+        trace, alone = random_trace(rng, 9, ["none", "6"], slowdown)
+        costs = {"none": (0.5, 3e-6), "6": (0.7, 8e-7), "4": (0.6, 5e-7)}  # 4 has not been recorded
+        samples = {codec: [(n, (alpha + beta * n) * rng.uniform(0.98, 1.02)) for n in (1000, 30000, 1000000)]
+                   for codec, (alpha, beta) in costs.items()}
+        predicted = predict(trace, samples)
+        assert predicted.elements == trace.elements and [run.codec for run in predicted.runs] == ["none", "6", "4"]
+        for run in predicted.runs:
+            alpha, beta = costs[run.codec]
+            ready, begin, end = simulated(alone, [alpha + beta * n for n in trace.elements], slowdown)
+            assert run.step_ms == pytest.approx(end[-1], rel=0.05), run.codec
+            assert run.ready_ms == pytest.approx(ready, rel=0.1, abs=0.3)
+        make_plan(predicted, errors=ERRORS)
+    # The fit has no call shorter than half the shortest sample, and less for fewer elements.
+    steep = predict(trace, {"none": [(1000, 0.1), (2000, 1.0)]})
+    assert all(end > begin for run in steep.runs for begin, end in zip(run.begin_ms, run.end_ms))
+    for wrong in ([(1000, 1.0)], [(1000, 1.0), (1000, 2.0)], [(1000, 1.0), (0, 1.0)], [(1000, 1.0), (2000, 0.0)]):
+        with pytest.raises(ValueError, match="samples: none has"):
+            predict(trace, {"none": wrong})
+
+
+def test_samples_of_a_benchmark(tmp_path, capsys, rng):
+    trace, _ = random_trace(rng, 4, ["none", "6"], 0.2)
+    trace.save(tmp_path / "trace.json")
+    table = tmp_path / "bench.csv"
+    table.write_text("op,codec,count,in_place,time_us\nallreduce,none,1000,true,500\nallreduce,none,1000,false,9\n"
+                     "allgather,none,1000,true,9\nallreduce,none,400000,true,12000\nallreduce,hbi:bits=6,1000,true,300\n"
+                     "allreduce,hbi:bits=6,400000,true,3000\n")
+    assert read_samples(table) == {"none": [(1000, 0.5), (400000, 12.0)], "hbi:bits=6": [(1000, 0.3), (400000, 3.0)]}
+    assert main([str(tmp_path / "trace.json"), "--network", str(table)]) == 0
+    printed = capsys.readouterr().out
+    assert "predicted, ms" in printed and "hbi:bits=6" in printed
+    for text, named in (("op,codec\n", "no all-reduce"), ("op,codec\nallreduce,none\n", "not what"),
+                        ("op,codec,count,in_place,time_us\nallreduce,none,x,true,1\n", "not what")):
+        table.write_text(text)
+        assert main([str(tmp_path / "trace.json"), "--network", str(table)]) == 1
+        assert named in capsys.readouterr().err
 
 
 def test_groups_against_all_partitions(rng):

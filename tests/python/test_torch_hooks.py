@@ -866,6 +866,57 @@ def test_models_with_a_state_can_be_copied_and_saved(rank, n):
     assert state.state_dict()["residuals"]
 
 
+@group_ranks(1, 3)
+def test_fused_is_ddps_average(rank, n):
+    """In groups of any sizes, with gradients that come late, a parameter that has none, and a step with other sizes."""
+    expected = expected_gradients(n)
+    for codec, residual, tolerance in (("none", False, 1e-5), ("hbi:bits=8", True, 0.05)):
+        for sizes in (None, [1, 3, 4], [1] * 8):
+            torch.manual_seed(rank)  # the ranks begin with different parameters
+            net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.LayerNorm(128), torch.nn.ReLU(),
+                                      torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+            if rank == 0:
+                net.load_state_dict(model().state_dict())
+            state = inccl.torch.State(codec=codec, min_elements=1000, residual=residual)
+            fused = inccl.torch.Fused(net, state, sizes)
+            for step in range(2):
+                net.zero_grad()
+                loss_of(net, rank).backward()
+                fused.wait()
+                check_gradients([p.grad for p in net.parameters()], expected, tolerance)
+                fused.set_sizes([2, 6])
+            assert fused.elements == [p.numel() for p in net.parameters()][::-1]
+            assert fused.ready_ms[0] == 0 and fused.ready_ms == sorted(fused.ready_ms)
+            if codec != "none" and n > 1:
+                assert state.statistics.calls >= 2 and state.statistics.uncompressed_elements == 2 * (650 + 64 + 256 + 128)
+            sizes, _ = inccl.plan.groups(fused.elements, fused.ready_ms, 0.1, 1e-6)
+            fused.set_sizes(sizes)
+            net.zero_grad()
+            net[5](torch.ones(2, 64)).sum().backward()  # no other layer has a gradient
+            fused.wait()
+            # What the residuals hold has been sent.
+            assert residual or all(not p.grad.any() for p in list(net.parameters())[:6])
+            assert net[5].bias.grad.equal(torch.full((10,), 2.0))
+
+
+@group_ranks(1)
+def test_wrong_use_of_fused(rank, n):
+    net = model()
+    for settings, named in (({"momentum": 0.9}, "momentum"), ({"reducer": "topk"}, "reducer"), ({"start": 3}, "start")):
+        with pytest.raises(ValueError, match=f"state: Fused does not have {named}"):
+            inccl.torch.Fused(net, inccl.torch.State(**settings))
+    for sizes in ([3, 4], [9], [8, 0]):
+        with pytest.raises(ValueError, match="sizes"):
+            inccl.torch.Fused(net, sizes=sizes)
+    with pytest.raises(ValueError, match="model"):
+        inccl.torch.Fused(torch.nn.ReLU())
+    fused = inccl.torch.Fused(net)
+    loss_of(net, 0).backward()
+    with pytest.raises(RuntimeError, match="second backward pass"):
+        loss_of(net, 0).backward()
+    fused.wait()
+
+
 def test_wrong_reducers():
     with pytest.raises(inccl.InvalidArgument, match="nosuch"):
         inccl.torch.State(reducer="nosuch")

@@ -12,13 +12,14 @@ from inccl_torch_backend import register
 
 from . import elastic, flight_recorder
 from ._work import BackendError, Work
+from .fused import Fused
 from .hooks import CompressedAllGather, CompressedReduceScatter, State, Statistics, compress_hook
 from .memory import empty, release
 from .optim import CdSgd, Lans
 from .process_group import Options, ProcessGroup
 from .recorder import Recorder
 
-__all__ = ["BackendError", "CdSgd", "CompressedAllGather", "CompressedReduceScatter", "Lans", "Options",
+__all__ = ["BackendError", "CdSgd", "CompressedAllGather", "CompressedReduceScatter", "Fused", "Lans", "Options",
            "ProcessGroup", "Recorder", "State", "Statistics", "Work", "compress_hook", "elastic",
            "empty", "flight_recorder", "release"]
 
