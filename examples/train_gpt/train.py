@@ -151,11 +151,13 @@ def learning_rate(preset, step, steps, warmup=20):
     return preset.peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def train_step(model, optimizer, preset, step, steps, rows, clip=1.0):
+def train_step(model, optimizer, preset, step, steps, rows, clip=1.0, fused=None):
     """Returns the loss of this rank's rows."""
     optimizer.zero_grad(set_to_none=False)
     loss = model(rows)
     loss.backward()
+    if fused is not None:
+        fused.wait()
     if clip:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
     for group in optimizer.param_groups:
@@ -172,6 +174,16 @@ def validation_loss(model, parts, total):
         summed += torch.tensor([model(part).item() * len(part), len(part)], dtype=torch.float64)
     total(summed)
     return (summed[0] / summed[1]).item()
+
+
+def regroup(fused, groups, step):
+    """Which tensors go into a call. By their times: of steps with a call for each."""
+    if groups == "each" and step == 1 or groups == "timed" and step == 3:
+        fused.set_sizes([1] * len(fused.elements))
+    if groups == "timed" and step == 6:
+        import inccl.plan
+        alpha, beta = inccl.plan.fit(fused.call_ms)
+        fused.set_sizes(inccl.plan.groups(fused.elements, fused.ready_ms, max(alpha, 0), beta)[0])
 
 
 def bits_of(statistics):
@@ -264,8 +276,14 @@ def train(args):
     data = Data(preset, args.seed)
     plain = make_model(preset, data.letters, args.seed)
     late = preset.optimizer == "cdsgd"
+    fused = None
     if late:
         model = plain
+    elif args.hook == "fused":
+        state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed)
+        model = plain
+        fused = inccl.torch.Fused(plain, state)
+        bits = bits_of(lambda: state.statistics)
     elif args.fsdp:
         model, bits = plain, shard(args, plain)
     else:
@@ -291,7 +309,10 @@ def train(args):
     for step in range(1, args.steps + 1):
         rows = data.batch(rank, ranks)
         begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, preset, step, args.steps, rows, 0 if args.local_clip else 1.0))
+        losses.append(train_step(model, optimizer, preset, step, args.steps, rows, 0 if args.local_clip else 1.0,
+                                 fused))
+        if fused is not None:
+            regroup(fused, args.groups, step)
         times.append(time.perf_counter() - begin)
         args.done = step
         validates = args.validate and (step == args.steps or step % args.validate == 0)
@@ -316,10 +337,11 @@ def train(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=["gloo", "inccl"], default="inccl")
-    parser.add_argument("--hook", choices=["none", "inccl", "bf16", "powersgd", "local"], default="inccl",
-                        help="none: DDP's own all-reduce; local: no communication, to time the computation")
-    parser.add_argument("--codec", default="hbi:bits=6", help="of --hook inccl (docs/codecs.md)")
+    parser.add_argument("--hook", choices=["none", "inccl", "fused", "bf16", "powersgd", "local"], default="inccl",
+                        help="none: DDP's own all-reduce; fused: without DDP; local: no communication, to time the computation")
+    parser.add_argument("--codec", default="hbi:bits=6", help="of --hook inccl and fused (docs/codecs.md)")
     parser.add_argument("--reducer", help="of --hook inccl, in place of a codec (docs/reducers.md)")
+    parser.add_argument("--groups", choices=["one", "each", "timed"], default="timed", help="of --hook fused")
     parser.add_argument("--momentum", type=float, default=0.0, help="of each rank's gradients, with --hook inccl")
     parser.add_argument("--residual", action="store_true", help="error feedback, with --hook inccl")
     parser.add_argument("--keep", type=float, default=0.0, help="of the former residual (LoCo's moving average)")

@@ -234,20 +234,27 @@ def read_samples(path) -> Dict[str, List[Tuple[int, float]]]:
     return samples
 
 
+def fit(points: Sequence[Tuple[int, float]]) -> Tuple[float, float]:
+    """(alpha, beta) so that a call of n elements takes about alpha + beta * n: by relative least squares over (elements, ms)
+    of two or more sizes. beta is not negative."""
+    if len({elements for elements, _ in points}) < 2 or any(n < 1 or not ms > 0 for n, ms in points):
+        raise ValueError(f"{list(points)}: expected times of two sizes or more")
+    ones, sums, squares = (sum(n ** power / ms ** 2 for n, ms in points) for power in range(3))
+    times, products = sum(1 / ms for _, ms in points), sum(n / ms for n, ms in points)
+    beta = max(0.0, (ones * products - sums * times) / (ones * squares - sums ** 2))
+    return (times - beta * sums) / ones, beta
+
+
 def predict(trace: Trace, samples: Dict[str, Sequence[Tuple[int, float]]]) -> Trace:
     """The trace of the same training on another network, from times of single calls there: samples has (elements, ms) of
-    two or more sizes for each codec. A call takes alpha + beta * elements, which is fitted to the samples by relative
-    least squares; computation and its slowdown by calls are those of `trace`."""
+    two or more sizes for each codec (fit()). Computation and its slowdown by calls are those of `trace`."""
     model = Model(trace)
     model.call_ms = [{} for _ in trace.elements]
     for codec, points in samples.items():
-        if len({elements for elements, _ in points}) < 2 or any(n < 1 or not ms > 0 for n, ms in points):
-            raise ValueError(f"samples: {codec} has {list(points)}, expected times of two sizes or more")
-        # ms = alpha + beta * n, each point weighted by 1 / ms.
-        ones, sums, squares = (sum(n ** power / ms ** 2 for n, ms in points) for power in range(3))
-        times, products = sum(1 / ms for _, ms in points), sum(n / ms for n, ms in points)
-        beta = max(0.0, (ones * products - sums * times) / (ones * squares - sums ** 2))
-        alpha = (times - beta * sums) / ones
+        try:
+            alpha, beta = fit(points)
+        except ValueError as error:
+            raise ValueError(f"samples: {codec} has {error}") from error
         least = min(ms for _, ms in points) / 2  # alpha may be less than 0
         for n, bucket in zip(trace.elements, model.call_ms):
             bucket[codec] = max(least * min(1.0, n / min(size for size, _ in points)), alpha + beta * n)

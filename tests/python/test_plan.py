@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from inccl.plan import _Step, Model, Plan, Run, Trace, groups, main, make_plan, picture, predict, read_samples
+from inccl.plan import _Step, Model, Plan, Run, Trace, fit, groups, main, make_plan, picture, predict, read_samples
 
 ERRORS = {"none": 0.0, "8": 0.01, "6": 0.04, "4": 0.2}
 
@@ -150,6 +150,8 @@ def test_prediction_for_another_network(rng):
             assert run.step_ms == pytest.approx(end[-1], rel=0.05), run.codec
             assert run.ready_ms == pytest.approx(ready, rel=0.1, abs=0.3)
         make_plan(predicted, errors=ERRORS)
+    assert fit([(n, 0.5 + 3e-6 * n) for n in (1000, 40000, 700000)]) == pytest.approx((0.5, 3e-6))
+    assert fit([(1000, 2.0), (2000, 1.0)])[1] == 0
     # The fit has no call shorter than half the shortest sample, and less for fewer elements.
     steep = predict(trace, {"none": [(1000, 0.1), (2000, 1.0)]})
     assert all(end > begin for run in steep.runs for begin, end in zip(run.begin_ms, run.end_ms))

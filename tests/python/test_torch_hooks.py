@@ -889,7 +889,10 @@ def test_fused_is_ddps_average(rank, n):
             assert fused.ready_ms[0] == 0 and fused.ready_ms == sorted(fused.ready_ms)
             if codec != "none" and n > 1:
                 assert state.statistics.calls >= 2 and state.statistics.uncompressed_elements == 2 * (650 + 64 + 256 + 128)
-            sizes, _ = inccl.plan.groups(fused.elements, fused.ready_ms, 0.1, 1e-6)
+            assert sum(count for count, _ in fused.call_ms) == sum(fused.elements)
+            assert [count for count, _ in fused.call_ms] == [650, sum(fused.elements) - 650]
+            alpha, beta = inccl.plan.fit(fused.call_ms)
+            sizes, _ = inccl.plan.groups(fused.elements, fused.ready_ms, max(alpha, 0), beta)
             fused.set_sizes(sizes)
             net.zero_grad()
             net[5](torch.ones(2, 64)).sum().backward()  # no other layer has a gradient

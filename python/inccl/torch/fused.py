@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Averages of gradients without DDP, in groups of tensors that inccl.plan.groups chooses."""
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ class Fused:
     ranks make it at the same time, which gives them rank 0's sizes, parameters and buffers. CPU tensors.
 
     elements and ready_ms are what inccl.plan.groups takes: of each tensor, and when it was ready in the last step, after
-    the first one. Raises ValueError for settings that do not fit, BackendError from wait() where a call failed; the
+    the first one. call_ms has (elements, ms) of the last step's calls, for inccl.plan.fit. Raises ValueError for settings that do not fit, BackendError from wait() where a call failed; the
     gradients are then lost. Not thread-safe.
     """
 
@@ -38,6 +38,7 @@ class Fused:
             raise ValueError("model: expected parameters on the CPU that require a gradient")
         self.elements = [one.numel() for one in self._tensors]
         self.ready_ms: List[float] = []
+        self.call_ms: List[Tuple[int, float]] = []
         self._group = group_of(self.state.process_group)
         self._residuals: Dict[int, inccl.Residual] = {}
         self._place = {one: place for place, one in enumerate(self._tensors)}
@@ -65,7 +66,7 @@ class Fused:
 
     def _begin(self) -> None:
         self._at: Dict[torch.Tensor, float] = {}
-        self._works = []
+        self._works, self._timed = [], []
 
     def _ready(self, tensor: torch.Tensor) -> None:
         if tensor in self._at:
@@ -86,6 +87,7 @@ class Fused:
             calls.append(([one.grad if one.grad.is_contiguous() else one.grad.contiguous() for one in same], same, codec, residuals))
 
         def call():
+            begin = time.perf_counter()
             for gradients, same, codec, residuals in calls:
                 stats = self._group.communicator.Allreduce_fused(inccl.IN_PLACE, gradients, inccl.AVG, codec=codec,
                                                                  seed=state.seed, residuals=residuals)
@@ -96,6 +98,8 @@ class Fused:
                     state._statistics.add_uncompressed(sum(one.numel() for one in same))
                 else:
                     state._statistics.add(stats, codec)
+            timed.append((sum(one.numel() for one in tensors), 1e3 * (time.perf_counter() - begin)))
+        timed = self._timed
         gradients = [one.grad for one in tensors]
         return self._group._launch("Fused", "allreduce", call, None, gradients, gradients, True, state.codec.spec)
 
@@ -117,7 +121,8 @@ class Fused:
             if one not in self._at:
                 one.grad = torch.zeros_like(one) if one.grad is None else one.grad
                 self._ready(one)
-        works = self._works
+        works, timed = self._works, self._timed
         self._begin()
         for work in works:
             work.wait()
+        self.call_ms = timed
