@@ -186,13 +186,14 @@ def regroup(fused, groups, step):
         fused.set_sizes(inccl.plan.groups(fused.elements, fused.ready_ms, max(alpha, 0), beta)[0])
 
 
-def bits_of(statistics):
-    """A function that gives what install_hook's does."""
+def bits_of(statistics, beside=True):
+    """A function that gives what install_hook's does. beside: uncompressed elements count as zero in compressed calls, too."""
     share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
 
     def bits():
         counts = statistics()
-        return (8 * counts.payload_bytes / share + 32 * counts.uncompressed_elements) / max(1, counts.elements)
+        whole = counts.elements + (0 if beside else counts.uncompressed_elements)
+        return (8 * counts.payload_bytes / share + 32 * counts.uncompressed_elements) / max(1, whole)
     return bits
 
 
@@ -283,7 +284,7 @@ def train(args):
         state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed)
         model = plain
         fused = inccl.torch.Fused(plain, state)
-        bits = bits_of(lambda: state.statistics)
+        bits = bits_of(lambda: state.statistics, beside=False)
     elif args.fsdp:
         model, bits = plain, shard(args, plain)
     else:
@@ -293,7 +294,7 @@ def train(args):
         bits = install_hook(args, model)
     optimizer = make_optimizer(preset, plain.parameters(), args)
     if late:
-        bits = bits_of(lambda: optimizer.statistics)
+        bits = bits_of(lambda: optimizer.statistics, beside=False)
     check = data.validation(rank, ranks)
     log = open(args.log_file, "w", encoding="utf-8") if args.log_file and rank == 0 else None
 

@@ -246,20 +246,22 @@ def fit(points: Sequence[Tuple[int, float]]) -> Tuple[float, float]:
 
 
 def predict(trace: Trace, samples: Dict[str, Sequence[Tuple[int, float]]]) -> Trace:
-    """The trace of the same training on another network, from times of single calls there: samples has (elements, ms) of
-    two or more sizes for each codec (fit()). Computation and its slowdown by calls are those of `trace`."""
-    model = Model(trace)
-    model.call_ms = [{} for _ in trace.elements]
+    """The trace of the same training on a slower network, from times of single calls there: samples has (elements, ms) of
+    two or more sizes for each codec (fit()). `trace` is of a network that is no limit, so its calls are what the processor
+    needs beside the computation. A call takes the longer one of that and of what the link needs, and slows the computation
+    for as long as it needs the processor."""
+    recorded, runs = Model(trace), []
     for codec, points in samples.items():
         try:
             alpha, beta = fit(points)
         except ValueError as error:
             raise ValueError(f"samples: {codec} has {error}") from error
+        model = Model(trace)
         least = min(ms for _, ms in points) / 2  # alpha may be less than 0
-        for n, bucket in zip(trace.elements, model.call_ms):
-            bucket[codec] = max(least * min(1.0, n / min(size for size, _ in points)), alpha + beta * n)
-    runs = []
-    for codec in samples:
+        link = [max(least * min(1.0, n / min(size for size, _ in points)), alpha + beta * n) for n in trace.elements]
+        busy = [times.get(codec, min(times.values())) for times in recorded.call_ms]
+        model.call_ms = [{codec: max(both)} for both in zip(busy, link)]
+        model.slowdown *= sum(busy) / sum(times[codec] for times in model.call_ms)
         rows = model.timeline([codec] * len(trace.elements))
         runs.append(Run(codec, *([row[column] for row in rows] for column in range(3))))
     return Trace(trace.ranks, list(trace.elements), runs)

@@ -11,7 +11,7 @@ from inccl._library import check, in_range, lib
 from inccl._objects import codec_of
 
 from ._statistics import Statistics
-from ._tensors import TYPES, flat, unflatten
+from ._tensors import TYPES, flat
 from .hooks import compression, group_of
 
 
@@ -99,13 +99,15 @@ class CdSgd(torch.optim.Optimizer):
         self._group, self._statistics = group_of(process_group), Statistics()
         count = sum(parameter.numel() for parameter in parameters)
         self._residual = inccl.Residual(count) if residual else None
-        self._steps, self._pending = 0, None  # (work, average, step size by parameter) of the last step
-        common = flat([parameter.detach() for parameter in parameters])
-        self._group.broadcast([common]).wait()
+        self._steps, self._pending = 0, None  # (work, step size and momentum by parameter) of the last step
+        self._average = flat([parameter.detach() for parameter in parameters])
+        sizes = [parameter.numel() for parameter in parameters]
+        self._parts = [part.view_as(parameter) for part, parameter in zip(self._average.split(sizes), parameters)]
+        self._group.broadcast([self._average]).wait()
         with torch.no_grad():
-            unflatten(common, parameters)
-        for parameter in parameters:
-            self.state[parameter]["common"] = parameter.detach().clone()
+            for parameter, part in zip(parameters, self._parts):
+                parameter.copy_(part)
+                self.state[parameter]["common"] = part.clone()
 
     @property
     def statistics(self) -> Statistics:
@@ -118,23 +120,21 @@ class CdSgd(torch.optim.Optimizer):
         """Waits for the average of the last step, and moves the common weights by it."""
         if self._pending is None:
             return
-        (work, average, rates), self._pending = self._pending, None
+        (work, rates), self._pending = self._pending, None
         work.wait()
-        parameters = self._parameters()
-        parts = [torch.empty_like(parameter) for parameter in parameters]
-        unflatten(average, parts)
-        for parameter, part, (lr, momentum) in zip(parameters, parts, rates):
+        for parameter, part, (lr, momentum) in zip(self._parameters(), self._parts, rates):
             state = self.state[parameter]
             if momentum:
-                part = state["velocity"] = part + momentum * state.get("velocity", 0)
+                velocity = state.setdefault("velocity", torch.zeros_like(parameter))
+                part = torch.add(part, velocity, alpha=momentum, out=velocity)
             state["common"].sub_(part, alpha=lr)
 
-    def _send(self, gradients):
-        average = flat(gradients)
+    def _send(self):
         self._steps += 1
         codec = None if self._every and self._steps % self._every == 0 else self._codec
         how, stats = compression(codec, self._seed, self._residual)
-        kind, stream, count = TYPES[average.dtype], self._group._stream(average), average.numel()
+        average, count = self._average, self._average.numel()
+        kind, stream = TYPES[average.dtype], self._group._stream(average)
 
         def call():
             handle = self._group.communicator._get()
@@ -147,8 +147,7 @@ class CdSgd(torch.optim.Optimizer):
                 self._statistics.add(stats, codec, average)
         work = self._group._launch("CdSgd", "allreduce", call, average, [average], [average], True,
                                    codec.spec if codec else None)
-        rates = [(group["lr"], group["momentum"]) for group in self.param_groups for _ in group["params"]]
-        self._pending = work, average, rates
+        self._pending = work, [(group["lr"], group["momentum"]) for group in self.param_groups for _ in group["params"]]
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -158,13 +157,15 @@ class CdSgd(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._settle()
-        self._send([torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    for parameter in self._parameters()])
+        parts = iter(self._parts)
         for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.copy_(self.state[parameter]["common"])
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=group["local_lr"])
+            for parameter, part in zip(group["params"], parts):
+                if parameter.grad is None:
+                    part.zero_()
+                else:
+                    part.copy_(parameter.grad)
+                torch.sub(self.state[parameter]["common"], part, alpha=group["local_lr"], out=parameter)
+        self._send()
         return loss
 
     @torch.no_grad()
