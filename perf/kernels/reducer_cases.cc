@@ -85,9 +85,9 @@ struct Case {
 
 Case Selection(std::string name, SelectorKind kind, const Vector* input) {
   return {std::move(name), input,
-          [selector = std::make_shared<Selector>(kind, kShare),
+          [selector = std::make_shared<Selector>(kind),
            indices = std::make_shared<std::vector<uint32_t>>()](const Vector& x, Vector*) {
-            selector->Select(x, 1, indices.get());
+            selector->Select(x, kShare, 1, indices.get());
             return Status::Ok();
           }};
 }
@@ -121,6 +121,7 @@ Status PrintReducers(uint64_t count) {
   };
   const std::pair<const char*, const Vector*> calls[] = {
       {"topk:k=0.01", &gradient},
+      {"topk:k=0.01,momentum=0.9", &gradient},
       {"topk:k=0.01,select=sampled", &gradient},
       {"topk:k=0.01,select=sidco", &gradient},
       {"clt_k:k=0.01", &gradient},

@@ -148,16 +148,21 @@ void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std
   open_.resize(count);
   if (options_.tensor.type != DataType::kFloat32) converted_.resize(count);
   largest_ = 0;
-  pending_.warm = kept_.warm;
+  if (options_.momentum != 0) {
+    pending_.warm.resize(count);
+  } else {
+    pending_.warm = kept_.warm;
+  }
   for (uint64_t first = 0; first < count; first += kPiece) {
     const uint64_t end = std::min(count, first + kPiece);
     ToFloat(options_.tensor.type, input + first * SizeOf(options_.tensor.type),
             open_.data() + first, end - first);
     float* const open = open_.data();
     if (options_.momentum != 0) {
+      const float* const former = kept_.warm.data();
       float* const velocity = pending_.warm.data();
       for (uint64_t i = first; i < end; ++i) {
-        open[i] += options_.momentum * OrZero(velocity[i]);
+        open[i] += options_.momentum * OrZero(former[i]);
         velocity[i] = open[i];
       }
     }
