@@ -428,6 +428,10 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
   if (id != nullptr) {
     mine.has_id = 1;
     mine.id_name = id->name();
+    // Before the all-gather, so that it comes no later than that. Some may have it.
+    for (int r = 0; r < parent->nranks(); ++r) {
+      if (r != parent->rank()) parent->invitations()->Send(r, number, *id);
+    }
   }
   mine.ready = Readiness::Of(bootstrap::EnsureDescriptors(static_cast<size_t>(nranks)));
   Result<std::vector<Growth>> members = Exchange(parent, Purpose::kGrow, mine);
@@ -439,12 +443,7 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
   int holder = -1;
   if (Status fits = CheckGrowth(*members, &holder); !fits.ok()) return of_grow(fits);
   *agreed = true;
-  if (holder == parent->rank()) {
-    for (int r = 0; r < parent->nranks(); ++r) {
-      if ((*members)[static_cast<size_t>(r)].has_id != 0) continue;
-      parent->invitations()->Send(r, number, *id);
-    }
-  } else if (id == nullptr) {
+  if (id == nullptr) {
     const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
     Result<UniqueId> sent =
         parent->invitations()->Await(holder, number, deadline, parent->failed_flag());

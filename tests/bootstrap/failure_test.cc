@@ -465,6 +465,7 @@ void DieAt(Phase phase, const UniqueId& id, int rank, int nranks) {
     listener = bootstrap::Listen(bootstrap::SocketAddress::Unix(registration.record.mesh_name));
     ASSERT_TRUE(listener.ok()) << listener.status().message();
   }
+  registration.record.key = bootstrap::KeyExchange::Create().value().public_key();
   registration.nranks = static_cast<uint32_t>(nranks);
   registration.remaining = 60 * kSecond;
   registration.agreement = Options(0, 1).agreement;

@@ -387,7 +387,7 @@ TEST_F(ProxyTest, Row06_ACutConnectionIsNamed) {
                                            proxy->SetFaults(connection, way,
                                                             {.stop_at = offset, .stop = stop});
                                          },
-                                     .calls = offset < Handshake(way) ? 10u : 4000u,
+                                     .calls = offset < Handshake(way) ? 10u : 4000u * kSlowness,
                                      .pause = 1000}});
       }
     }
