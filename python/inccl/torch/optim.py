@@ -78,7 +78,8 @@ class CdSgd(torch.optim.Optimizer):
     whose number is a multiple of it travels uncompressed; 0: none. process_group: by default the world. seed: equal on
     all ranks. residual: error feedback of the codec. Parameters are of one floating type and device; all ranks make the
     optimizer at the same time, which gives them rank 0's parameters, and take equally many steps. Raises ValueError for
-    settings out of range, inccl.Error or BackendError where a call fails. Not thread-safe. `statistics` counts what has
+    settings out of range, inccl.Error or BackendError where a call fails, mostly in the next step. A GradScaler, which skips
+    steps of single ranks, does not go with it. Not thread-safe. `statistics` counts what has
     been sent.
     """
 
