@@ -24,8 +24,8 @@ class Fused:
     ranks make it at the same time, which gives them rank 0's sizes, parameters and buffers. CPU tensors.
 
     elements and ready_ms are what inccl.plan.groups takes: of each tensor, and when it was ready in the last step, after
-    the first one. call_ms has (elements, ms) of the last step's calls, for inccl.plan.fit. Raises ValueError for settings that do not fit, BackendError from wait() where a call failed; the
-    gradients are then lost. Not thread-safe.
+    the first one. call_ms has (elements, ms) of the last step's calls, for inccl.plan.fit. Raises ValueError for settings
+    that do not fit, BackendError from wait() where a call failed; the gradients are then lost. Not thread-safe.
     """
 
     def __init__(self, model: torch.nn.Module, state: Optional[State] = None, sizes: Optional[Sequence[int]] = None):
@@ -84,7 +84,7 @@ class Fused:
         for (_, compressed), same in parts.items():
             codec = state.codec if compressed else None
             residuals = [self._residual_of(one) for one in same] if compressed and state.residual else None
-            calls.append(([one.grad if one.grad.is_contiguous() else one.grad.contiguous() for one in same], same, codec, residuals))
+            calls.append(([one.grad.contiguous() for one in same], same, codec, residuals))
 
         def call():
             begin = time.perf_counter()
