@@ -69,7 +69,7 @@ const RankRecord* Gathering::Find(uint32_t rank) const {
 
 Gathering::Verdict Gathering::Add(const Registration& registration, Status* why) {
   const uint32_t rank = registration.record.rank;
-  bool replaces = false;
+  bool replaces = false, was_member = false;
   if (!first_) {
     ranks_.resize(registration.nranks);
     first_ = rank;
@@ -77,7 +77,9 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
     const Registration& first = *ranks_[*first_];
     const bool same_size = registration.nranks == first.nranks;
     if (same_size && ranks_[rank]) {
-      replaces = registration.members != 0 && ranks_[rank]->members == 0;
+      was_member = ranks_[rank]->members != 0;
+      replaces = (registration.members != 0 && !was_member) ||
+                 registration.record.key == ranks_[rank]->record.key;
       if (!replaces) {
         *why = InvalidUsage(ClaimedTwice(ranks_[rank]->record, registration.record));
         return Verdict::kRefused;
@@ -93,7 +95,7 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
   }
   ranks_[rank] = registration;
   members_ = std::max(members_, registration.members);
-  if (registration.members != 0) ++members_joined_;
+  if (registration.members != 0 && !was_member) ++members_joined_;
   return replaces ? Verdict::kReplaces : Verdict::kJoined;
 }
 

@@ -30,9 +30,11 @@ class Gathering {
  public:
   enum class Verdict : uint8_t {
     kJoined,
-    kReplaces,  // joined; the one that had this rank before fails: members keep their ranks
-    kRefused,   // only this registration fails: a duplicate
-    kBroken,    // all ranks fail: this registration does not fit the earlier ones
+    // Joined; the one that had this rank before fails: a member keeps its rank, and a rank that
+    // comes again keeps its own from a copy of what it has sent.
+    kReplaces,
+    kRefused,  // only this registration fails: a duplicate
+    kBroken,   // all ranks fail: this registration does not fit the earlier ones
   };
   // *why is set unless kJoined. Of ranks that join a communicator which grows, none can take the
   // place of a member, whoever comes first.

@@ -248,7 +248,11 @@ void Root::Register(Session* session, const Registration& registration) {
   Log(LogLevel::kTrace, LogSubsystem::kBootstrap, "the rendezvous has rank {} of {}",
       NameOf(registration.record), gathering_.nranks());
   FAULT_POINT("root.after_register");
-  if (gathering_.complete()) SendTable();
+  if (phase_ == Phase::kJoining) {
+    session->Send(MessageKind::kTable, table_);  // a rank that comes again
+  } else if (gathering_.complete()) {
+    SendTable();
+  }
 }
 
 void Root::OnGone(Session* session) {
@@ -288,10 +292,10 @@ void Root::SendTable() {
   phase_ = Phase::kJoining;
   if (deadline_ != kNever) deadline_ += kSecond / 2;  // ranks say first what they miss
   warn_at_ = SystemClock().Now() + options_.patience;
-  const std::vector<std::byte> body = table.Encode();
+  table_ = table.Encode();
   FAULT_POINT("root.before_table");
   for (Session* const session : sessions_) {
-    if (session->member()) session->Send(MessageKind::kTable, body);
+    if (session->member()) session->Send(MessageKind::kTable, table_);
   }
   FAULT_POINT("root.after_table");
 }

@@ -124,6 +124,7 @@ class Root {
   Status failure_;
   std::vector<Session*> sessions_;
   Gathering gathering_;
+  std::vector<std::byte> table_;                   // once it has been sent
   std::vector<std::optional<uint32_t>> answered_;  // by rank: the pid that received the failure
   uint32_t expected_ranks_ = 0;                    // the largest nranks that a rank has given
   Time deadline_ = kNever;                         // the earliest deadline of the ranks

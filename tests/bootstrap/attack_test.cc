@@ -27,6 +27,7 @@
 #include "bootstrap/socket.h"
 #include "support/seed.h"
 #include "world/baseline.h"
+#include "world/chaos_proxy.h"
 
 namespace inccl::test {
 namespace {
@@ -152,6 +153,37 @@ TEST_F(AttackTest, AReplayOnTheLivePort) {
     }
   }
   ExpectTheJobJoins();
+}
+
+// An attacker on the path holds back what a rank sends, and sends a copy of it first. The copy
+// counts, until the rank comes again.
+TEST_F(AttackTest, ACopyThatComesFirst) {
+  ChaosProxy proxy(Endpoint::Tcp("127.0.0.1"), Endpoint::Tcp("127.0.0.1", id_.addresses[0].port));
+  proxy.SetFaults(0, ChaosProxy::Way::kToServer, {.stop_at = 0, .stop = ChaosProxy::Stop::kHold});
+  UniqueId by_proxy = id_;
+  by_proxy.addresses.resize(1);  // of several it would ask first
+  by_proxy.addresses[0].port = proxy.address().port();
+  std::vector<Status> statuses(2);
+  std::vector<std::thread> ranks;
+  const auto start = [&](int rank, const UniqueId& id) {
+    ranks.emplace_back([&statuses, rank, id] {
+      statuses[static_cast<size_t>(rank)] = JoinWithId(id, Options(rank, 2)).status();
+    });
+  };
+  start(1, by_proxy);
+  std::string recorded;
+  for (int i = 0; i < 1000 && recorded.size() <= kHelloBytes + kFrameHeaderBytes; ++i) {
+    usleep(20000);
+    recorded = proxy.Recorded(0, ChaosProxy::Way::kToServer);
+  }
+  Stranger copy(address_);
+  EXPECT_TRUE(copy.Send(AsBytes(recorded)));
+  EXPECT_EQ(copy.Read(kReplyBytes).size(), kReplyBytes);
+  start(0, id_);
+  EXPECT_EQ(copy.Read(1).size(), 1u) << "the table, which it cannot read";
+  proxy.SetFaults(0, ChaosProxy::Way::kToServer, {});
+  for (std::thread& rank : ranks) rank.join();
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.message();
 }
 
 TEST_F(AttackTest, AWrongSecretLearnsNothing) {

@@ -334,6 +334,7 @@ TEST(GatheringTest, TheFirstOfTwoWins) {
   gathering.Add(Sample(1), &why);
   Registration second = Sample(1);
   second.record.pid = 77;
+  second.record.key[0] = std::byte{77};
   second.agreement = "something else";
   EXPECT_EQ(gathering.Add(second, &why), Gathering::Verdict::kRefused);
   EXPECT_EQ(why.code(), Code::kInvalidUsage);
@@ -341,11 +342,22 @@ TEST(GatheringTest, TheFirstOfTwoWins) {
   EXPECT_EQ(gathering.record(1).pid, 1001u);
 }
 
+// It has a public key of its own for each creation.
+TEST(GatheringTest, ARankThatComesAgainTakesItsPlace) {
+  Gathering gathering;
+  Status why;
+  for (const uint32_t rank : {2u, 0u, 1u, 3u}) gathering.Add(Sample(rank), &why);
+  EXPECT_EQ(gathering.Add(Sample(1), &why), Gathering::Verdict::kReplaces);
+  EXPECT_TRUE(gathering.complete());
+  EXPECT_EQ(gathering.nranks(), 4);
+}
+
 // Members of a communicator that grows keep their ranks, and all of them are awaited.
 TEST(GatheringTest, MembersComeBeforeThoseWhoJoin) {
   const auto member = [](uint32_t rank) {
     Registration registration = Sample(rank);
     registration.members = 3;
+    registration.record.key[0] = std::byte{3};
     return registration;
   };
   Gathering gathering;
@@ -364,7 +376,11 @@ TEST(GatheringTest, MembersComeBeforeThoseWhoJoin) {
   EXPECT_TRUE(gathering.complete());
   EXPECT_EQ(gathering.record(1).pid, 1001u);
   EXPECT_EQ(gathering.Add(stranger, &why), Gathering::Verdict::kRefused);
-  EXPECT_EQ(gathering.Add(member(2), &why), Gathering::Verdict::kRefused);
+  Registration other = member(2);
+  other.record.key[1] = std::byte{1};
+  EXPECT_EQ(gathering.Add(other, &why), Gathering::Verdict::kRefused);
+  EXPECT_EQ(gathering.Add(member(2), &why), Gathering::Verdict::kReplaces);
+  EXPECT_TRUE(gathering.complete());
 }
 
 TEST(GatheringTest, DifferencesNameBothRanksAndBothValues) {
