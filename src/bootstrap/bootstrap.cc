@@ -325,6 +325,7 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
       listens = true;
     }
     registration.record.round_trip_us = RoundTripUs(fd);
+    ++registration.attempt;
     registration.remaining =
         options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
     return registration.Encode();

@@ -79,7 +79,8 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
     if (same_size && ranks_[rank]) {
       was_member = ranks_[rank]->members != 0;
       replaces = (registration.members != 0 && !was_member) ||
-                 registration.record.key == ranks_[rank]->record.key;
+                 (registration.record.key == ranks_[rank]->record.key &&
+                  registration.attempt > ranks_[rank]->attempt);
       if (!replaces) {
         *why = InvalidUsage(ClaimedTwice(ranks_[rank]->record, registration.record));
         return Verdict::kRefused;

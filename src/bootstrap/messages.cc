@@ -102,6 +102,7 @@ std::vector<std::byte> Registration::Encode() const {
   Write(record, &writer);
   writer.U32(number);
   writer.U32(nranks);
+  writer.U32(attempt);
   writer.U32(members);
   writer.U32(timeout_ms);
   writer.U64(static_cast<uint64_t>(std::clamp<Time>(remaining, 0, kMaxRemaining)));
@@ -114,8 +115,9 @@ Result<Registration> Registration::Decode(Bytes bytes) {
   Registration r;
   uint64_t remaining = 0;
   if (!Read(&reader, &r.record) || !reader.U32(&r.number) || !reader.U32(&r.nranks) ||
-      !reader.U32(&r.members) || !reader.U32(&r.timeout_ms) || !reader.U64(&remaining) ||
-      !reader.String(&r.agreement, kMaxAgreement) || reader.remaining() != 0) {
+      !reader.U32(&r.attempt) || !reader.U32(&r.members) || !reader.U32(&r.timeout_ms) ||
+      !reader.U64(&remaining) || !reader.String(&r.agreement, kMaxAgreement) ||
+      reader.remaining() != 0) {
     return InternalError("malformed registration");
   }
   if (r.nranks == 0 || r.nranks > kMostWireRanks || r.record.rank >= r.nranks) {

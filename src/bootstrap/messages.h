@@ -93,6 +93,7 @@ struct Registration {
   RankRecord record;
   uint32_t number = 0;  // of the communicator, among those that ranks make with this key
   uint32_t nranks = 0;
+  uint32_t attempt = 0;  // of this rank to register, from 1; the latest counts
   // Not 0: this rank is one of so many members of a communicator that grows.
   uint32_t members = 0;
   uint32_t timeout_ms = 0;  // for messages

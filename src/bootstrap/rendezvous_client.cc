@@ -192,7 +192,7 @@ struct Attempt {
     kHopeless,
   };
   Outcome outcome = Outcome::kBroken;
-  UniqueFd fd;
+  UniqueFd fd;  // when kAuthenticated, and of a rendezvous that may count this rank
   std::optional<StreamCipher> cipher;
   std::string why;
   Status status;  // when kHopeless
@@ -258,14 +258,11 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
                      const ClientOptions& options, Time until) {
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
-  // Of several addresses this one may be that of something else, which never answers. Only what has
-  // greeted this rank gets its registration.
-  const bool knows = target.addresses.size() == 1 && target.server_key;
   ClientHandshake handshake;
   handshake.Start(&target.terms,
                   {.rank = static_cast<uint32_t>(options.rank),
                    .nranks = static_cast<uint32_t>(options.nranks),
-                   .server_key = knows ? target.server_key : std::nullopt},
+                   .server_key = target.server_key},
                   nonce);
   std::array<std::byte, kGreetingBytes> buffer;
   std::optional<StreamCipher> cipher;
@@ -277,15 +274,19 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const RootTarget& ta
     if (begins) {
       std::optional<Attempt> ended = SendFirst(fd.get(), handshake, options, &cipher);
       if (ended) return *std::move(ended);
-      // The rendezvous may count this rank from now on, so this rank waits for it.
-      if (cipher && options.registration) until = options.deadline;
+      // The rendezvous may count this rank from now on, so this rank waits for it. But of several
+      // addresses this one may be that of something else, which never answers.
+      const bool alone = target.addresses.size() == 1;
+      if (cipher && options.registration && alone) until = options.deadline;
     }
     if (!RendezvousClient::WaitFor(fd.get(), POLLIN, until, options)) {
       if (cipher && options.cancelled.requested()) {  // the rendezvous may have counted this rank
         (void)SendFrame(fd.get(), MessageKind::kFailed, EncodeError(options.cancelled.Check()),
                         &cipher->seal, options);
       }
-      return Broken("it does not answer");
+      Attempt attempt = Broken("it does not answer");
+      attempt.fd = std::move(fd);
+      return attempt;
     }
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
     begins = false;
@@ -383,11 +384,17 @@ struct Round {
   bool all_absent = true;
 };
 
-Round TryAll(const RootTarget& target, const ClientOptions& options) {
+// *unanswered stay open, since a rendezvous takes a rank whose connection ends for dead. When the
+// rank registers by another one, the latest counts.
+Round TryAll(const RootTarget& target, const ClientOptions& options,
+             std::vector<UniqueFd>* unanswered) {
   Round round;
   for (const SocketAddress& address : target.addresses) {
     Attempt attempt = TryOnce(address, target, options);
     if (attempt.outcome == Attempt::Outcome::kRejected) ++round.rejections;
+    if (attempt.outcome == Attempt::Outcome::kBroken && attempt.fd.valid()) {
+      unanswered->push_back(std::move(attempt.fd));
+    }
     if (attempt.outcome == Attempt::Outcome::kAbsent && !round.last.why.empty()) continue;
     if (attempt.outcome != Attempt::Outcome::kAbsent) round.all_absent = false;
     round.last = std::move(attempt);
@@ -424,6 +431,7 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   const Time start = SystemClock().Now();
   bool opened = target.open == nullptr, warned = false;
   std::string obstacle;
+  std::vector<UniqueFd> unanswered;
   while (true) {
     if (Status status = CancelledBy(options); !status.ok()) return status;
     if (!opened) {
@@ -432,7 +440,7 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
       obstacle = *outcome;
       opened = obstacle.empty();
     }
-    Round round = TryAll(target, options);
+    Round round = TryAll(target, options, &unanswered);
     if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
       return std::unique_ptr<RendezvousClient>(new RendezvousClient(
           std::move(round.last.fd), *std::move(round.last.cipher), round.where, options));

@@ -161,7 +161,7 @@ TEST_F(AttackTest, ACopyThatComesFirst) {
   ChaosProxy proxy(Endpoint::Tcp("127.0.0.1"), Endpoint::Tcp("127.0.0.1", id_.addresses[0].port));
   proxy.SetFaults(0, ChaosProxy::Way::kToServer, {.stop_at = 0, .stop = ChaosProxy::Stop::kHold});
   UniqueId by_proxy = id_;
-  by_proxy.addresses.resize(1);  // of several it would ask first
+  by_proxy.addresses.resize(1);
   by_proxy.addresses[0].port = proxy.address().port();
   std::vector<Status> statuses(2);
   std::vector<std::thread> ranks;
@@ -184,6 +184,33 @@ TEST_F(AttackTest, ACopyThatComesFirst) {
   proxy.SetFaults(0, ChaosProxy::Way::kToServer, {});
   for (std::thread& rank : ranks) rank.join();
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.message();
+}
+
+// The first address of an id leads nowhere for a while. The rank goes on to the second one, and
+// what it has sent to the first arrives later.
+TEST_F(AttackTest, AnAddressThatAnswersLate) {
+  for (const bool before : {true, false}) {  // the rank comes to the second address
+    SCOPED_TRACE(before);
+    const UniqueId id = CreateUniqueId(TestEnvironment()).value();
+    ChaosProxy proxy(Endpoint::Tcp("127.0.0.1"), Endpoint::Tcp("127.0.0.1", id.addresses[0].port));
+    proxy.SetFaults(0, ChaosProxy::Way::kToServer, {.stop_at = 0, .stop = ChaosProxy::Stop::kHold});
+    UniqueId late = id;
+    late.addresses.resize(1);
+    late.addresses.push_back(late.addresses[0]);
+    late.addresses[0].port = proxy.address().port();
+    std::vector<Status> statuses(3);
+    OnThreads(4, [&](int rank) {
+      if (rank == 3) {
+        usleep(before ? 3950000 : 4100000);
+        return proxy.SetFaults(0, ChaosProxy::Way::kToServer, {});
+      }
+      if (rank == 0) usleep(4300000);  // the others wait for it
+      statuses[static_cast<size_t>(rank)] =
+          JoinWithId(rank == 1 ? late : id, Options(rank, 3)).status();
+    });
+    for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.message();
+  }
+  ExpectTheJobJoins();
 }
 
 TEST_F(AttackTest, AWrongSecretLearnsNothing) {

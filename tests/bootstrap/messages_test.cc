@@ -347,9 +347,15 @@ TEST(GatheringTest, ARankThatComesAgainTakesItsPlace) {
   Gathering gathering;
   Status why;
   for (const uint32_t rank : {2u, 0u, 1u, 3u}) gathering.Add(Sample(rank), &why);
-  EXPECT_EQ(gathering.Add(Sample(1), &why), Gathering::Verdict::kReplaces);
+  Registration again = Sample(1);
+  again.attempt = 3;
+  EXPECT_EQ(gathering.Add(again, &why), Gathering::Verdict::kReplaces);
   EXPECT_TRUE(gathering.complete());
   EXPECT_EQ(gathering.nranks(), 4);
+  // What it has sent before may come later.
+  EXPECT_EQ(gathering.Add(again, &why), Gathering::Verdict::kRefused);
+  again.attempt = 2;
+  EXPECT_EQ(gathering.Add(again, &why), Gathering::Verdict::kRefused);
 }
 
 // Members of a communicator that grows keep their ranks, and all of them are awaited.
@@ -379,7 +385,9 @@ TEST(GatheringTest, MembersComeBeforeThoseWhoJoin) {
   Registration other = member(2);
   other.record.key[1] = std::byte{1};
   EXPECT_EQ(gathering.Add(other, &why), Gathering::Verdict::kRefused);
-  EXPECT_EQ(gathering.Add(member(2), &why), Gathering::Verdict::kReplaces);
+  Registration again = member(2);
+  again.attempt = 1;
+  EXPECT_EQ(gathering.Add(again, &why), Gathering::Verdict::kReplaces);
   EXPECT_TRUE(gathering.complete());
 }
 
