@@ -384,8 +384,7 @@ struct Round {
   bool all_absent = true;
 };
 
-// *unanswered stay open, since a rendezvous takes a rank whose connection ends for dead. When the
-// rank registers by another one, the latest counts.
+// *unanswered: RendezvousClient::unanswered_.
 Round TryAll(const RootTarget& target, const ClientOptions& options,
              std::vector<UniqueFd>* unanswered) {
   Round round;
@@ -442,8 +441,10 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
     }
     Round round = TryAll(target, options, &unanswered);
     if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
-      return std::unique_ptr<RendezvousClient>(new RendezvousClient(
+      std::unique_ptr<RendezvousClient> client(new RendezvousClient(
           std::move(round.last.fd), *std::move(round.last.cipher), round.where, options));
+      client->unanswered_ = std::move(unanswered);
+      return client;
     }
     rejections += round.rejections;
     if (round.all_absent) ++absences;

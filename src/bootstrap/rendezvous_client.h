@@ -102,6 +102,9 @@ class RendezvousClient {
   Aead seal_;
   FrameParser in_;
   Status verdict_;
+  // To addresses that have not answered. They stay open, since the rendezvous takes a rank for dead
+  // whose connection ends before it has registered by another one.
+  std::vector<UniqueFd> unanswered_;
 };
 
 }  // namespace inccl::bootstrap

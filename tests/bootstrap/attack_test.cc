@@ -213,6 +213,39 @@ TEST_F(AttackTest, AnAddressThatAnswersLate) {
   ExpectTheJobJoins();
 }
 
+// Ranks try all addresses of the id meanwhile, and the rendezvous then finds what they have sent to
+// each.
+TEST(StoppedTest, ARendezvousThatStandsStill) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  Processes processes;
+  const pid_t maker = processes.Start([&] {
+    const UniqueId id = CreateUniqueId(TestEnvironment()).value();
+    std::array<std::byte, kUniqueIdBytes> bytes;
+    id.Encode(bytes.data());
+    if (write(ends[1], bytes.data(), bytes.size()) != kUniqueIdBytes) return 1;
+    raise(SIGSTOP);
+    return JoinWithId(id, Options(0, 3)).ok() ? 0 : 2;
+  });
+  std::array<std::byte, kUniqueIdBytes> bytes;
+  ASSERT_EQ(read(ends[0], bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  int status = 0;
+  ASSERT_EQ(waitpid(maker, &status, WUNTRACED), maker);
+  const UniqueId id = UniqueId::Decode(bytes.data()).value();
+  OnThreads(3, [&](int rank) {
+    if (rank == 0) {
+      usleep(4400000);  // after their first attempts
+      kill(maker, SIGCONT);
+      return;
+    }
+    const Status joined = JoinWithId(id, Options(rank, 3)).status();
+    EXPECT_TRUE(joined.ok()) << joined.message();
+  });
+  EXPECT_EQ(processes.Wait(maker), 0);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST_F(AttackTest, AWrongSecretLearnsNothing) {
   HandshakeTerms wrong = terms_;
   wrong.key = Key(Mac{});
