@@ -227,7 +227,8 @@ TEST(HppTest, CompressedWithinItsBound) {
 
     api::Result<api::Reducer> reducer = api::Reducer::Create("topk:k=0.1|fp16");
     ASSERT_TRUE(reducer.ok()) << reducer.status().text();
-    EXPECT_STREQ(reducer->Spec()->c_str(), "topk:block=1,k=0.1,mask=0,momentum=0,residual=1,select=exact,warm=0|fp16");
+    EXPECT_STREQ(reducer->Spec()->c_str(),
+                 "topk:block=1,k=0.1,mask=0,momentum=0,residual=1,select=exact,warm=0|fp16");
     api::Result<api::ReducerState> state = api::ReducerState::Create(*reducer, 1, kCount);
     ASSERT_TRUE(state.ok()) << state.status().text();
     size_t fresh = 0;
