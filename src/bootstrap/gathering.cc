@@ -70,6 +70,7 @@ const RankRecord* Gathering::Find(uint32_t rank) const {
 Gathering::Verdict Gathering::Add(const Registration& registration, Status* why) {
   const uint32_t rank = registration.record.rank;
   bool replaces = false, was_member = false;
+  std::string twice;
   if (!first_) {
     ranks_.resize(registration.nranks);
     first_ = rank;
@@ -77,12 +78,20 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
     const Registration& first = *ranks_[*first_];
     const bool same_size = registration.nranks == first.nranks;
     if (same_size && ranks_[rank]) {
-      was_member = ranks_[rank]->members != 0;
-      replaces = (registration.members != 0 && !was_member) ||
-                 (registration.record.key == ranks_[rank]->record.key &&
-                  registration.attempt > ranks_[rank]->attempt);
+      const Registration& known = *ranks_[rank];
+      const bool again = registration.record.key == known.record.key;
+      was_member = known.members != 0;
+      replaces =
+          again ? registration.attempt > known.attempt : registration.members != 0 && !was_member;
+      if (again) {
+        twice = fmt::format("rank {} registers by several connections, and the latest counts",
+                            NameOf(known.record));
+      } else {
+        twice = replaces ? ClaimedTwice(registration.record, known.record)
+                         : ClaimedTwice(known.record, registration.record);
+      }
       if (!replaces) {
-        *why = InvalidUsage(ClaimedTwice(ranks_[rank]->record, registration.record));
+        *why = InvalidUsage(twice);
         return Verdict::kRefused;
       }
     }
@@ -90,7 +99,7 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
     if (!why->ok()) return Verdict::kBroken;
   }
   if (replaces) {
-    *why = InvalidUsage(ClaimedTwice(registration.record, ranks_[rank]->record));
+    *why = InvalidUsage(twice);
   } else {
     ++joined_;
   }

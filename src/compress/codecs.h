@@ -46,7 +46,7 @@ class CodecSpec {
   // Eight times a decimal number that is a multiple of 1/8: "5.5" is 44.
   Result<uint64_t> Eighths(std::string_view key, uint64_t fallback8, uint64_t low8,
                            uint64_t high8) const;
-  // A decimal number in (0, 1].
+  // A decimal number in (0, 1], or the fallback.
   Result<double> Fraction(std::string_view key, double fallback) const;
   // The index of the value in `choices`.
   Result<size_t> Choice(std::string_view key, size_t fallback,

@@ -352,6 +352,8 @@ TEST(GatheringTest, ARankThatComesAgainTakesItsPlace) {
   EXPECT_EQ(gathering.Add(again, &why), Gathering::Verdict::kReplaces);
   EXPECT_TRUE(gathering.complete());
   EXPECT_EQ(gathering.nranks(), 4);
+  EXPECT_EQ(why.message(),
+            "rank 1@node:1001 registers by several connections, and the latest counts");
   // What it has sent before may come later.
   EXPECT_EQ(gathering.Add(again, &why), Gathering::Verdict::kRefused);
   again.attempt = 2;

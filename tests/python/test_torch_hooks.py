@@ -902,6 +902,25 @@ def test_fused_is_ddps_average(rank, n):
             assert net[5].bias.grad.equal(torch.full((10,), 2.0))
 
 
+@group_ranks(2)
+def test_fused_with_several_types(rank, n):
+    """Buffers are those of rank 0; gradients of two types in one call."""
+    torch.manual_seed(rank)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4).double())
+    net[1].num_batches_tracked += 5 * rank
+    net[1].running_mean += rank
+    fused = inccl.torch.Fused(net)
+    assert net[1].num_batches_tracked == 0 and not net[1].running_mean.any()
+    net[2](net[1](net[0](torch.full((4, 8), rank + 1.0) + torch.eye(4, 8))).double()).sum().backward()
+    mine = [p.grad.clone() for p in net.parameters()]
+    fused.wait()
+    for parameter, local in zip(net.parameters(), mine):
+        both = [torch.empty_like(local) for _ in range(n)]
+        dist.all_gather(both, parameter.grad.contiguous())
+        assert both[0].equal(both[1])
+    assert net[2].bias.grad.equal(torch.full((4,), 4.0, dtype=torch.float64))
+
+
 @group_ranks(1)
 def test_wrong_use_of_fused(rank, n):
     net = model()

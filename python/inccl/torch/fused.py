@@ -43,8 +43,9 @@ class Fused:
         self._residuals: Dict[int, inccl.Residual] = {}
         self._place = {one: place for place, one in enumerate(self._tensors)}
         self.set_sizes([len(self._tensors)] if sizes is None else sizes)
-        for kind in {one.dtype for one in model.state_dict().values()}:
-            same = [one.detach() for one in model.state_dict().values() if one.dtype == kind]
+        whole_model = [one.detach() for one in model.state_dict().values()]
+        for kind in dict.fromkeys(one.dtype for one in whole_model):  # in one order on all ranks, as no set is
+            same = [one for one in whole_model if one.dtype == kind]
             whole = flat(same)
             self._group.broadcast([whole]).wait()
             unflatten(whole, same)
@@ -61,19 +62,23 @@ class Fused:
         self._group.broadcast([agreed]).wait()
         sizes = [size for size in agreed.tolist() if size > 0]
         ends = [sum(sizes[:i + 1]) for i in range(len(sizes))]
-        self._calls = [self._tensors[end - size:end] for size, end in zip(sizes, ends)]
+        self._calls = [(end, self._tensors[end - size:end]) for size, end in zip(sizes, ends)]
         self._begin()
 
     def _begin(self) -> None:
         self._at: Dict[torch.Tensor, float] = {}
         self._works, self._timed = [], []
+        self._reached = 0  # so many tensors are ready, with all before them
 
     def _ready(self, tensor: torch.Tensor) -> None:
         if tensor in self._at:
             raise RuntimeError("Fused: a second backward pass without wait()")
         self._at[tensor] = time.perf_counter()
-        while len(self._works) < len(self._calls) and all(one in self._at for one in self._calls[len(self._works)]):
-            self._works.append(self._launch(self._calls[len(self._works)]))
+        while self._reached < len(self._tensors) and self._tensors[self._reached] in self._at:
+            self._reached += 1
+            end, tensors = self._calls[len(self._works)]
+            if end == self._reached:
+                self._works.append(self._launch(tensors))
 
     def _launch(self, tensors):
         state, parts = self.state, {}

@@ -435,7 +435,7 @@ class TcpFactory final : public TransportFactory {
  public:
   TcpFactory(const TcpOptions& options, std::unique_ptr<TcpTransport> transport)
       : options_(options), transport_(std::move(transport)) {}
-  // Of a creation that has failed: nobody waits for what the transport has sent.
+  // Where a creation fails, nobody waits for what the transport has sent.
   ~TcpFactory() override {
     if (transport_ != nullptr) transport_->Quiesce(SystemClock().Now());
   }
