@@ -126,8 +126,9 @@ class CdSgd(torch.optim.Optimizer):
         for parameter, part, (lr, momentum) in zip(self._parameters(), self._parts, rates):
             state = self.state[parameter]
             if momentum:
-                velocity = state.setdefault("velocity", torch.zeros_like(parameter))
-                part = torch.add(part, velocity, alpha=momentum, out=velocity)
+                if "velocity" not in state:
+                    state["velocity"] = torch.zeros_like(parameter)
+                part = torch.add(part, state["velocity"], alpha=momentum, out=state["velocity"])
             state["common"].sub_(part, alpha=lr)
 
     def _send(self):
