@@ -239,8 +239,8 @@ void GroupSteps::Gather() {
 
 HostChain::HostChain(const PhaseBuilder& phase, int shift)
     : hosts_(*phase.hosts()), host_(hosts_.HostOf(phase.rank())) {
-  const int n = hosts_.hosts(), begin = hosts_.HostOf(phase.root()) + shift;
-  place_ = (host_ - begin + n) % n;
+  const int n = hosts_.hosts(), begin = hosts_.PlaceOf(hosts_.HostOf(phase.root())) + shift;
+  place_ = (hosts_.PlaceOf(host_) - begin + n) % n;
 }
 
 std::vector<int> HostChain::OthersThan(int rank) const {
@@ -252,17 +252,18 @@ std::vector<int> HostChain::OthersThan(int rank) const {
 }
 
 int HostChain::RanksBefore() const {
-  const int n = hosts_.hosts();
   int ranks = 0;
-  for (int back = 1; back <= place_; ++back) {
-    ranks += static_cast<int>(hosts_.RanksOf((host_ - back + n) % n).size());
-  }
+  for (int back = 1; back <= place_; ++back) ranks += static_cast<int>(RanksAt(-back).size());
   return ranks;
 }
 
-int HostChain::On(int host, int chunk) const {
+std::span<const int> HostChain::RanksAt(int offset) const {
   const int n = hosts_.hosts();
-  const std::span<const int> ranks = hosts_.RanksOf((host + n) % n);
+  return hosts_.RanksOf(hosts_.HostAt((hosts_.PlaceOf(host_) + offset + n) % n));
+}
+
+int HostChain::On(int offset, int chunk) const {
+  const std::span<const int> ranks = RanksAt(offset);
   return ranks[static_cast<size_t>(chunk) % ranks.size()];
 }
 

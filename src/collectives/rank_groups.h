@@ -115,7 +115,8 @@ class GroupSteps {
   std::vector<int> peers_;  // the others of the group, beginning with the next one
 };
 
-// The hosts in a row that begins or ends with the root's, for broadcast and reduce over two levels.
+// The hosts, or sites, in a row that begins or ends with the root's, for broadcast and reduce over
+// two levels.
 
 // A window has as many chunks as the largest host has ranks. Each chunk has a rail: one rank per
 // host, which exchanges the chunk with the ranks of the same rail on the neighbouring hosts. So all
@@ -130,16 +131,18 @@ class HostChain {
   bool first() const { return place_ == 0; }
   bool last() const { return place_ == hosts_.hosts() - 1; }
   // The rank on the rail of `chunk`: on this host, on the one before it and on the one after it.
-  int Here(int chunk) const { return On(host_, chunk); }
-  int Before(int chunk) const { return On(host_ - 1, chunk); }
-  int After(int chunk) const { return On(host_ + 1, chunk); }
+  int Here(int chunk) const { return On(0, chunk); }
+  int Before(int chunk) const { return On(-1, chunk); }
+  int After(int chunk) const { return On(1, chunk); }
   std::span<const int> Ranks() const { return hosts_.RanksOf(host_); }  // of this host
   std::vector<int> OthersThan(int rank) const;                          // of this host
   int RanksBefore() const;                                              // on the hosts before
 
  private:
   HostChain(const PhaseBuilder& phase, int shift);
-  int On(int host, int chunk) const;  // host: modulo the number of hosts
+  // Of the host that many places after this one, modulo the number of hosts.
+  std::span<const int> RanksAt(int offset) const;
+  int On(int offset, int chunk) const;
 
   const HostMap& hosts_;
   int host_, place_;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <optional>
 
 #include "base/types.h"
 #include "collectives/schedule_builder.h"
@@ -86,8 +87,10 @@ Build DataPhaseOf(const ScheduleRequest& request) {
   return Find(request.collective, request.algorithm)->build;
 }
 
-bool HasTwoLevels(const HostMap* hosts) {
-  return hosts != nullptr && hosts->hosts() > 1 && hosts->LargestHost() > 1;
+// From a root or to it, a site is no group: its ranks would send every element to each other.
+bool HasTwoLevels(Collective collective, const HostMap* hosts) {
+  if (hosts == nullptr || (HasRoot(collective) && hosts->LargestHost() == 1)) return false;
+  return hosts->HasGroups();
 }
 
 // Contributions and the steps' operands are counted in 16 bits, chunks in 32.
@@ -120,7 +123,8 @@ Status CheckRequest(const ScheduleRequest& request) {
     return InvalidArgument(fmt::format("{}: the hosts are those of {} ranks, not of {}", name,
                                        request.hosts->nranks(), n));
   }
-  if (n > 1 && TraitsOf(request.algorithm).several_hosts && !HasTwoLevels(request.hosts)) {
+  if (n > 1 && TraitsOf(request.algorithm).several_hosts &&
+      !HasTwoLevels(request.collective, request.hosts)) {
     return InvalidArgument(fmt::format("{}: {} needs several hosts, of which one has several ranks",
                                        name, Name(request.algorithm)));
   }
@@ -204,7 +208,7 @@ Status CheckSizes(const Schedule& schedule) {
 
 bool HasSchedule(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts) {
   return nranks >= 1 && nranks <= MostRanks(collective) && HasSchedules(collective, algorithm) &&
-         (!TraitsOf(algorithm).several_hosts || HasTwoLevels(hosts));
+         (!TraitsOf(algorithm).several_hosts || HasTwoLevels(collective, hosts));
 }
 
 bool HasSchedules(Collective collective, Algorithm algorithm) {
@@ -223,11 +227,14 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
   const bool alone = request.nranks == 1;
   const HostMap* const hosts =
       request.hosts != nullptr && request.hosts->hosts() > 1 ? request.hosts : nullptr;
+  std::optional<HostMap> groups;
+  if (hosts != nullptr && TraitsOf(request.algorithm).several_hosts) groups = hosts->Groups();
+  const HostMap* const map = groups ? &*groups : hosts;
   for (size_t p = 0; p < request.side_phases; ++p) {
-    PhaseBuilder side(&schedule, LaneClass::kSide, 1, hosts);
+    PhaseBuilder side(&schedule, LaneClass::kSide, 1, map);
     (alone ? Alone : SidePhaseOf(request))(&side);
   }
-  PhaseBuilder data(&schedule, LaneClass::kData, request.channels, hosts);
+  PhaseBuilder data(&schedule, LaneClass::kData, request.channels, map);
   (alone ? Alone : DataPhaseOf(request))(&data);
   if (request.side_phases > 0) CouplePhases(&schedule);
   if (Status status = CheckSizes(schedule); !status.ok()) return status;

@@ -87,7 +87,7 @@ HostOrder::HostOrder(const PhaseBuilder& phase, int first_host, bool last, int r
   const HostMap& hosts = phase.hosts() == nullptr ? one_host : *phase.hosts();
   ranks_.reserve(static_cast<size_t>(phase.nranks()));
   for (int i = 0; i < hosts.hosts(); ++i) {
-    const int host = (first_host + i + (last ? 1 : 0)) % hosts.hosts();
+    const int host = hosts.HostAt((hosts.PlaceOf(first_host) + i + (last ? 1 : 0)) % hosts.hosts());
     const std::span<const int> block = hosts.RanksOf(host);
     const auto head = static_cast<size_t>(host == first_host ? rotation : 0) % block.size();
     ranks_.insert(ranks_.end(), block.begin() + static_cast<std::ptrdiff_t>(head), block.end());
@@ -96,7 +96,8 @@ HostOrder::HostOrder(const PhaseBuilder& phase, int first_host, bool last, int r
   place_ = static_cast<int>(std::find(ranks_.begin(), ranks_.end(), phase.rank()) - ranks_.begin());
 }
 
-HostOrder::HostOrder(const PhaseBuilder& phase) : HostOrder(phase, 0, false, 0) {}
+HostOrder::HostOrder(const PhaseBuilder& phase)
+    : HostOrder(phase, phase.hosts() == nullptr ? 0 : phase.hosts()->HostAt(0), false, 0) {}
 
 HostOrder HostOrder::From(const PhaseBuilder& phase, int root) {
   if (phase.hosts() == nullptr) return {phase, 0, false, root};
@@ -219,11 +220,13 @@ TreeNode RootedTreeNode(const HostMap& hosts, int root, int rank) {
   TreeNode node;
   node.size = local.size;
   if (rank == leader(host)) {
-    const TreeNode above = RootedTreeNode(hosts.hosts(), hosts.HostOf(root), host);
-    if (above.parent >= 0) node.parent = leader(above.parent);
-    for (const int child : above.children) {
-      node.children.push_back(leader(child));
-      node.size += RootedTreeNode(hosts, root, leader(child)).size;
+    const TreeNode above =
+        RootedTreeNode(hosts.hosts(), hosts.PlaceOf(hosts.HostOf(root)), hosts.PlaceOf(host));
+    if (above.parent >= 0) node.parent = leader(hosts.HostAt(above.parent));
+    for (const int place : above.children) {
+      const int child = leader(hosts.HostAt(place));
+      node.children.push_back(child);
+      node.size += RootedTreeNode(hosts, root, child).size;
     }
   } else {
     node.parent = ranks[static_cast<size_t>(local.parent)];

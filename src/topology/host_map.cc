@@ -2,7 +2,9 @@
 #include "topology/host_map.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
+#include <utility>
 
 namespace inccl {
 
@@ -25,6 +27,38 @@ int HostMap::SmallestHost() const {
     smallest = std::min(smallest, static_cast<int>(members.size()));
   }
   return smallest;
+}
+
+void HostMap::SetSites(std::vector<int> sites) {
+  sites_ = std::move(sites);
+  site_count_ = sites_.empty() ? 1 : 1 + *std::max_element(sites_.begin(), sites_.end());
+  order_.resize(sites_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
+    return sites_[static_cast<size_t>(a)] < sites_[static_cast<size_t>(b)];
+  });
+  places_.resize(sites_.size());
+  for (size_t place = 0; place < order_.size(); ++place) {
+    places_[static_cast<size_t>(order_[place])] = static_cast<int>(place);
+  }
+}
+
+HostMap HostMap::Groups() const {
+  if (!GroupsAreSites()) return *this;
+  std::vector<uint64_t> identities;
+  for (const Place& place : ranks_) identities.push_back(static_cast<uint64_t>(SiteOf(place.host)));
+  HostMap groups(identities);
+  std::vector<int> sites;  // each group is one
+  for (int group = 0; group < groups.hosts(); ++group) {
+    sites.push_back(SiteOf(HostOf(groups.RanksOf(group).front())));
+  }
+  groups.SetSites(std::move(sites));
+  return groups;
+}
+
+bool HostMap::HasGroups() const {
+  if (hosts() == 1) return false;
+  return largest_ > 1 || (site_count_ > 1 && site_count_ < hosts());
 }
 
 HostMap HostMap::OneHost(int nranks) {

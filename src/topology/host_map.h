@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which ranks of a communicator share a host. Equal on all ranks.
+// Which ranks of a communicator share a host, and which hosts a site. Equal on all ranks.
 #ifndef INCCL_TOPOLOGY_HOST_MAP_H_
 #define INCCL_TOPOLOGY_HOST_MAP_H_
 
@@ -10,7 +10,8 @@
 
 namespace inccl {
 
-// Hosts are numbered by their lowest rank: rank 0 is on host 0.
+// Hosts are numbered by their lowest rank: rank 0 is on host 0. Between hosts of different sites
+// links are long. Schedules visit the hosts site by site.
 class HostMap {
  public:
   HostMap() = default;  // no ranks
@@ -29,6 +30,24 @@ class HostMap {
   int LargestHost() const { return largest_; }  // its number of ranks
   int SmallestHost() const;
 
+  // `sites`: by host, in 0..sites-1; rings visit the sites in the order of these numbers. Without
+  // it all hosts are on one site.
+  void SetSites(std::vector<int> sites);
+  int sites() const { return site_count_; }
+  int SiteOf(int host) const { return sites_.empty() ? 0 : sites_[static_cast<size_t>(host)]; }
+  // The hosts in the order in which schedules visit them: site by site.
+  int HostAt(int place) const {
+    return order_.empty() ? place : order_[static_cast<size_t>(place)];
+  }
+  int PlaceOf(int host) const {
+    return places_.empty() ? host : places_[static_cast<size_t>(host)];
+  }
+  // The groups of hierarchical algorithms: hosts, or sites where no host has several ranks, each
+  // as a host. One group: there is no hierarchy.
+  bool GroupsAreSites() const { return largest_ == 1 && site_count_ > 1; }
+  HostMap Groups() const;
+  bool HasGroups() const;
+
   friend bool operator==(const HostMap&, const HostMap&) = default;
 
  private:
@@ -38,7 +57,8 @@ class HostMap {
   };
   std::vector<Place> ranks_;
   std::vector<std::vector<int>> members_;  // by host
-  int largest_ = 0;
+  int largest_ = 0, site_count_ = 1;
+  std::vector<int> sites_, order_, places_;  // by host, place, host; empty: one site
 };
 
 }  // namespace inccl

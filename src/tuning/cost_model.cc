@@ -44,12 +44,14 @@ uint64_t PhaseNs(const CostShape& shape, const PhaseWidth& width, const CostCons
       shape.network_messages > on_chain ? shape.network_messages - on_chain : 0;
   const uint64_t link =
       shape.link_elements + shape.waiting_hops * std::min(shape.hop_elements, width.pipelined);
-  uint64_t ns = shape.network_hops * c.network_latency_ns + shape.shm_hops * c.shm_latency_ns +
-                further * c.network_message_ns;
+  const uint64_t chain = (shape.network_hops - shape.site_hops) * c.network_latency_ns +
+                         shape.site_hops * c.site_latency_ns;
+  uint64_t ns = chain + shape.shm_hops * c.shm_latency_ns + further * c.network_message_ns;
   if (BytesUnderWay(c) > 0 && shape.serial_elements > width.pipelined) {
-    ns += (shape.serial_elements - 1) / width.pipelined * shape.network_hops * c.network_latency_ns;
+    ns += (shape.serial_elements - 1) / width.pipelined * chain;
   }
-  ns += Nanoseconds(Bytes(link, units), c.network_byte_ps);
+  ns += std::max(Nanoseconds(Bytes(link, units), c.network_byte_ps),
+                 Nanoseconds(Bytes(shape.site_elements, units), c.site_byte_ps));
   ns += Nanoseconds(Bytes(shape.shm_elements, units), c.shm_byte_ps);
   if (width.coded) {
     ns += Nanoseconds(shape.encoded_elements, c.encode_element_ps);
@@ -163,8 +165,14 @@ class Shaper {
         n_(static_cast<uint64_t>(hosts.nranks())),
         hosts_(static_cast<uint64_t>(hosts.hosts())),
         largest_(static_cast<uint64_t>(hosts.LargestHost())),
-        smallest_(n_) {
-    for (int host = 0; host < hosts.hosts(); ++host) smallest_ = std::min(smallest_, Size(host));
+        smallest_(n_),
+        sites_(static_cast<size_t>(hosts.sites())) {
+    for (int host = 0; host < hosts.hosts(); ++host) {
+      smallest_ = std::min(smallest_, Size(host));
+      Site& site = sites_[Index(hosts.SiteOf(host))];
+      ++site.hosts;
+      site.ranks += Size(host);
+    }
   }
 
   CostShape Of(Algorithm algorithm) {
@@ -182,11 +190,20 @@ class Shaper {
       const uint64_t busy = shape_.link_elements / shape_.hop_elements;
       shape_.waiting_hops = shape_.network_hops > busy ? shape_.network_hops - busy : 0;
     }
+    if (sites_.size() == 1) shape_.site_elements = shape_.site_hops = 0;
     return shape_;
   }
 
  private:
+  struct Site {
+    uint64_t hosts = 0, ranks = 0;
+  };
+
   uint64_t Size(int host) const { return map_.RanksOf(host).size(); }
+  // So many of the hops between hosts go to other sites.
+  void Cross(uint64_t hops) {
+    shape_.site_hops = shape_.network_hops - std::min(hops, shape_.network_hops);
+  }
 
   void AllReduce(Algorithm algorithm) {
     switch (algorithm) {
@@ -207,6 +224,9 @@ class Shaper {
     for (int host = 0; host < map_.hosts(); ++host) {
       AtLeast(&shape_.link_elements, Size(host) * (n_ - Size(host)) * count_);
     }
+    for (const Site& site : sites_) {
+      AtLeast(&shape_.site_elements, site.ranks * (n_ - site.ranks) * count_);
+    }
     shape_.shm_elements = (largest_ - 1) * count_;
     shape_.added_elements = (n_ - 1) * count_;
     shape_.encoded_elements = 2 * count_;  // its input, and the whole result
@@ -216,16 +236,23 @@ class Shaper {
   void AllReduceTwoShot() {
     const Parts parts(count_, n_);
     shape_.network_hops = 2;
+    std::vector<uint64_t> of_site(sites_.size());
     for (int host = 0; host < map_.hosts(); ++host) {
       const uint64_t size = Size(host), others = n_ - size;
       uint64_t owned = 0;  // by ranks of this host
       for (const int rank : map_.RanksOf(host)) {
         if (static_cast<uint64_t>(rank) < parts.used) ++owned;
       }
+      of_site[Index(map_.SiteOf(host))] += owned;
       const uint64_t foreign = parts.used - owned;
       AtLeast(&shape_.link_elements, (size * foreign + owned * others) * parts.elements);
       AtLeast(&shape_.network_messages, 2 * (foreign + (owned > 0 ? others : 0)));
       if (owned > 0) AtLeast(&shape_.shm_elements, (size + owned - 2) * parts.elements);
+    }
+    for (size_t site = 0; site < sites_.size(); ++site) {
+      const uint64_t ranks = sites_[site].ranks, owned = of_site[site];
+      AtLeast(&shape_.site_elements,
+              (ranks * (parts.used - owned) + owned * (n_ - ranks)) * parts.elements);
     }
     shape_.added_elements = (n_ - 1) * parts.elements;
     shape_.encoded_elements = count_ + parts.elements;
@@ -240,9 +267,14 @@ class Shaper {
     const uint64_t local = std::min(rounds, largest_ - 1);
     shape_.network_hops = rounds * hosts_ - (rounds - local);
     shape_.shm_hops = hops - shape_.network_hops;
+    // Likewise edges inside a site.
+    uint64_t largest_site = 0;
+    for (const Site& site : sites_) AtLeast(&largest_site, site.ranks);
+    Cross(rounds * sites_.size() - (rounds - std::min(rounds, largest_site - 1)));
     const uint64_t messages = rounds * std::min(parts, n_ - 1);
     shape_.network_messages = messages * (smallest_ == 1 ? 2 : 1);
     shape_.link_elements = messages * part_elements;
+    shape_.site_elements = shape_.link_elements;
     shape_.hop_elements = shape_.serial_elements = part_elements;
     if (largest_ > 1) shape_.shm_elements = messages * part_elements;
   }
@@ -260,17 +292,26 @@ class Shaper {
 
   // The places, host by host, between which a message passes.
   struct Traffic {
-    Traffic(const std::vector<int>& places, uint64_t hosts)
-        : host_at(places),
-          sent(hosts),
-          received(hosts),
+    Traffic(const std::vector<int>& places, const HostMap& hosts)
+        : map(hosts),
+          host_at(places),
+          sent(static_cast<size_t>(hosts.hosts())),
+          received(sent),
+          left(static_cast<size_t>(hosts.sites())),
+          entered(left),
           messages(places.size()),
           local(places.size()) {}
     bool Crosses(size_t from, size_t to) const { return host_at[from] != host_at[to]; }
+    size_t SiteAt(size_t place) const { return Index(map.SiteOf(host_at[place])); }
+    bool Leaves(size_t from, size_t to) const { return SiteAt(from) != SiteAt(to); }
     void Send(size_t from, size_t to) {
       if (!Crosses(from, to)) {
         ++local[to];
         return;
+      }
+      if (Leaves(from, to)) {
+        ++left[SiteAt(from)];
+        ++entered[SiteAt(to)];
       }
       ++sent[Index(host_at[from])];
       ++received[Index(host_at[to])];
@@ -281,8 +322,10 @@ class Shaper {
       return *std::max_element(counts.begin(), counts.end());
     }
 
+    const HostMap& map;
     const std::vector<int>& host_at;
     std::vector<uint64_t> sent, received;  // by host
+    std::vector<uint64_t> left, entered;   // by site
     std::vector<uint64_t> messages;        // between hosts, by place
     std::vector<uint64_t> local;           // received inside the host, by place
   };
@@ -292,6 +335,8 @@ class Shaper {
     shape_.network_messages = Traffic::Most(traffic.messages);
     shape_.link_elements =
         std::max(Traffic::Most(traffic.sent), Traffic::Most(traffic.received)) * elements;
+    shape_.site_elements =
+        std::max(Traffic::Most(traffic.left), Traffic::Most(traffic.entered)) * elements;
     shape_.shm_elements = Traffic::Most(traffic.local) * elements;
   }
 
@@ -299,17 +344,20 @@ class Shaper {
   void AllReduceTree() {
     const std::vector<int> host_at = HostsByPlace();
     const Parts parts(count_, 2);
-    Traffic traffic(host_at, hosts_);
+    uint64_t left = 0;  // sites, on the longest chain
+    Traffic traffic(host_at, map_);
     for (int tree = 0; tree < static_cast<int>(parts.used); ++tree) {
       std::vector<int> parent(n_);
       for (size_t place = 0; place < n_; ++place) {
         parent[place] = DoubleTreeNode(map_.nranks(), tree, static_cast<int>(place)).parent;
       }
       for (size_t place = 0; place < n_; ++place) {
-        uint64_t crossed = 0, depth = 0;
+        uint64_t crossed = 0, leaves = 0, depth = 0;
         for (size_t at = place; parent[at] >= 0; at = Index(parent[at]), ++depth) {
           crossed += traffic.Crosses(at, Index(parent[at])) ? 1 : 0;
+          leaves += traffic.Leaves(at, Index(parent[at])) ? 1 : 0;
         }
+        AtLeast(&left, 2 * leaves);
         if (2 * crossed >= shape_.network_hops) {
           AtLeast(&shape_.network_hops, 2 * crossed);
           AtLeast(&shape_.shm_hops, 2 * (depth - crossed));
@@ -319,6 +367,7 @@ class Shaper {
         traffic.Send(Index(parent[place]), place);
       }
     }
+    Cross(left);
     Take(traffic, parts.elements);
     shape_.hop_elements = std::min<uint64_t>(2, n_ - 1) * parts.elements;
     shape_.added_elements = count_;
@@ -334,13 +383,14 @@ class Shaper {
     const std::vector<int> host_at = HostsByPlace();
     const uint64_t power = std::bit_floor(n_), extra = n_ - power;
     const auto place_of = [&](uint64_t i) { return i < extra ? 2 * i : i + extra; };
-    Traffic traffic(host_at, hosts_);
+    Traffic traffic(host_at, map_);
     struct Chain {
-      uint64_t crossed = 0, all = 0;
+      uint64_t left = 0, crossed = 0, all = 0;
     };
     std::vector<Chain> chains(n_);  // the longest that have arrived at each place
     const auto send = [&](size_t from, size_t to, const Chain& chain) {
       traffic.Send(from, to);
+      AtLeast(&chains[to].left, chain.left + (traffic.Leaves(from, to) ? 1 : 0));
       AtLeast(&chains[to].crossed, chain.crossed + (traffic.Crosses(from, to) ? 1 : 0));
       AtLeast(&chains[to].all, chain.all + 1);
     };
@@ -357,10 +407,12 @@ class Shaper {
     for (uint64_t i = 0; i < extra; ++i) send(2 * i, 2 * i + 1, chains[2 * i]);
     Chain longest;
     for (const Chain& chain : chains) {
+      AtLeast(&longest.left, chain.left);
       AtLeast(&longest.crossed, chain.crossed);
       AtLeast(&longest.all, chain.all);
     }
     shape_.network_hops = longest.crossed;
+    Cross(longest.left);
     shape_.serial_elements = count_;
     shape_.shm_hops = longest.all - longest.crossed;
     Take(traffic, count_);
@@ -371,26 +423,65 @@ class Shaper {
     shape_.widening = growth * WireBits::kUnit / std::max<uint64_t>(1, rounds);
   }
 
-  // Every host owns as many parts as the largest host has ranks.
+  // Every group owns as many parts as the largest group has ranks.
   void AllReduceHierarchical() {
-    const Parts parts(count_, hosts_ * largest_);
-    shape_.network_hops = shape_.shm_hops = 2;
-    for (int host = 0; host < map_.hosts(); ++host) {
-      const uint64_t size = Size(host), before = static_cast<uint64_t>(host) * largest_;
-      const uint64_t owned = parts.used > before ? std::min(parts.used - before, largest_) : 0;
+    const HostMap groups = map_.Groups();
+    const auto most = static_cast<uint64_t>(groups.LargestHost());
+    const auto others = static_cast<uint64_t>(groups.hosts() - 1);
+    const Parts parts(count_, (others + 1) * most);
+    InGroups(2, 2);
+    std::vector<uint64_t> of_site(sites_.size());  // parts
+    for (int group = 0; group < groups.hosts(); ++group) {
+      const uint64_t size = groups.RanksOf(group).size(), before = Index(group) * most;
+      const uint64_t owned = parts.used > before ? std::min(parts.used - before, most) : 0;
       const uint64_t foreign = parts.used - owned;
-      const uint64_t crossing = foreign + owned * (hosts_ - 1);
       const uint64_t per_rank = CeilDiv(parts.used, size), own_per_rank = CeilDiv(owned, size);
-      AtLeast(&shape_.link_elements, crossing * parts.elements);
-      AtLeast(&shape_.network_messages, 2 * (CeilDiv(foreign, size) + own_per_rank * (hosts_ - 1)));
-      AtLeast(&shape_.shm_elements,
-              ((size - 1) * per_rank + parts.used - parts.used / size) * parts.elements);
-      const uint64_t added = ((size - 1) * per_rank + (hosts_ - 1) * own_per_rank) * parts.elements;
+      Send({.crossing = (foreign + owned * others) * parts.elements,
+            .inside = ((size - 1) * per_rank + parts.used - parts.used / size) * parts.elements,
+            .crossing_messages = 2 * (CeilDiv(foreign, size) + own_per_rank * others),
+            .inside_messages = 2 * ((size - 1) * per_rank + parts.used - parts.used / size),
+            .ranks = size});
+      of_site[Index(map_.SiteOf(map_.HostOf(groups.RanksOf(group).front())))] += owned;
+      const uint64_t added = ((size - 1) * per_rank + others * own_per_rank) * parts.elements;
       AtLeast(&shape_.added_elements, added);
       AtLeast(&shape_.encoded_elements, count_ + per_rank * parts.elements);
       AtLeast(&shape_.decoded_elements, count_ + added);
     }
-    shape_.widening = GrowthOf(largest_) * WireBits::kUnit / 2;
+    for (size_t site = 0; site < sites_.size(); ++site) {
+      const uint64_t inside = GroupsOf(sites_[site]), owned = of_site[site];
+      AtLeast(&shape_.site_elements,
+              (inside * (parts.used - owned) + owned * (others + 1 - inside)) * parts.elements);
+    }
+    shape_.widening = GrowthOf(most) * WireBits::kUnit / 2;
+  }
+
+  // So many hops from group to group and inside a group, which is a host or a site.
+  void InGroups(uint64_t crossing, uint64_t inside) {
+    shape_.network_hops = crossing;
+    if (map_.GroupsAreSites()) {
+      shape_.network_hops += inside;
+      Cross(crossing);
+    } else {
+      shape_.shm_hops = inside;
+    }
+  }
+  uint64_t GroupsOf(const Site& site) const { return map_.GroupsAreSites() ? 1 : site.hosts; }
+
+  // What one group sends or receives: all of it to other groups, each rank inside it.
+  struct GroupTraffic {
+    uint64_t crossing = 0, inside = 0;                    // elements
+    uint64_t crossing_messages = 0, inside_messages = 0;  // of a rank
+    uint64_t ranks = 1;
+  };
+  void Send(const GroupTraffic& traffic) {
+    if (map_.GroupsAreSites()) {
+      AtLeast(&shape_.link_elements, CeilDiv(traffic.crossing, traffic.ranks) + traffic.inside);
+      AtLeast(&shape_.network_messages, traffic.crossing_messages + traffic.inside_messages);
+    } else {
+      AtLeast(&shape_.link_elements, traffic.crossing);
+      AtLeast(&shape_.network_messages, traffic.crossing_messages);
+      AtLeast(&shape_.shm_elements, traffic.inside);
+    }
   }
 
   // Reduce-scatter and all-gather: every rank has a segment of `count_` elements.
@@ -407,24 +498,41 @@ class Shaper {
       shape_.widening = (GrowthOf(n_) > 0 ? GrowthOf(n_) - 1 : 0) * WireBits::kUnit;
       return;
     }
+    if (algorithm == Algorithm::kHierarchical) return SegmentsInGroups(sums);
     shape_.network_hops = 1;
-    const bool two_levels = algorithm == Algorithm::kHierarchical;
     for (int host = 0; host < map_.hosts(); ++host) {
       const uint64_t size = Size(host), others = n_ - size;
-      if (!two_levels) {
-        AtLeast(&shape_.link_elements, size * others * count_);
-        AtLeast(&shape_.network_messages, 2 * others);
-        AtLeast(&shape_.shm_elements, (size - 1) * count_);
-        continue;
-      }
-      const uint64_t rails = CeilDiv(others, size);
-      AtLeast(&shape_.link_elements, std::max(others, size * (hosts_ - 1)) * count_);
-      AtLeast(&shape_.network_messages, rails + hosts_ - 1);
-      AtLeast(&shape_.shm_elements, (sums ? (size - 1) * (1 + rails) : n_ - n_ / size) * count_);
+      AtLeast(&shape_.link_elements, size * others * count_);
+      AtLeast(&shape_.network_messages, 2 * others);
+      AtLeast(&shape_.shm_elements, (size - 1) * count_);
     }
-    if (!two_levels) return;
-    shape_.shm_hops = 1;
-    if (sums) shape_.widening = GrowthOf(largest_) * WireBits::kUnit;
+    for (const Site& site : sites_) {
+      AtLeast(&shape_.site_elements, site.ranks * (n_ - site.ranks) * count_);
+    }
+  }
+
+  void SegmentsInGroups(bool sums) {
+    const HostMap groups = map_.Groups();
+    const auto count_of_groups = static_cast<uint64_t>(groups.hosts());
+    InGroups(1, 1);
+    for (int group = 0; group < groups.hosts(); ++group) {
+      const uint64_t size = groups.RanksOf(group).size(), others = n_ - size;
+      const uint64_t rails = CeilDiv(others, size);
+      const uint64_t inside = sums ? (size - 1) * (1 + rails) : n_ - n_ / size;
+      Send({.crossing = std::max(others, size * (count_of_groups - 1)) * count_,
+            .inside = inside * count_,
+            .crossing_messages = rails + count_of_groups - 1,
+            .inside_messages = 2 * inside,
+            .ranks = size});
+    }
+    for (const Site& site : sites_) {
+      const uint64_t inside = GroupsOf(site), others = n_ - site.ranks;
+      AtLeast(&shape_.site_elements,
+              std::max(inside * others, site.ranks * (count_of_groups - inside)) * count_);
+    }
+    if (sums) {
+      shape_.widening = GrowthOf(static_cast<uint64_t>(groups.LargestHost())) * WireBits::kUnit;
+    }
   }
 
   // Broadcast, and reduce, which is the same backwards.
@@ -438,7 +546,8 @@ class Shaper {
         shape_.network_hops = hosts_ - 1;
         shape_.shm_hops = n_ - hosts_;
         shape_.network_messages = smallest_ == 1 && hosts_ > 2 ? 2 : 1;
-        shape_.link_elements = shape_.hop_elements = count_;
+        shape_.link_elements = shape_.hop_elements = shape_.site_elements = count_;
+        Cross(SitesInRow(sums));
         break;
       case Algorithm::kTree:
         shape_.network_hops = FloorLog2(hosts_);
@@ -449,23 +558,55 @@ class Shaper {
         shape_.link_elements = shape_.hop_elements = std::min<uint64_t>(hosts_ - 1, 2) * count_;
         shape_.added_elements = 2 * count_;
         if (sums) shape_.shm_elements = std::min<uint64_t>(largest_ - 1, 2) * count_;
+        TreeOfHosts();
         break;
       case Algorithm::kHierarchical:
         shape_.network_hops = hosts_ - 1;
         shape_.shm_hops = 2;
         shape_.network_messages = (hosts_ > 2 ? 2 : 1) * CeilDiv(largest_, smallest_);
-        shape_.link_elements = shape_.hop_elements = count_;
+        shape_.link_elements = shape_.hop_elements = shape_.site_elements = count_;
         if (sums) shape_.shm_elements = 2 * (count_ - count_ / largest_);
+        Cross(SitesInRow(sums));
         break;
       default:
         shape_.network_hops = 1;
         shape_.network_messages = others;
         shape_.link_elements = others * count_;
+        shape_.site_elements = (n_ - sites_[Index(map_.SiteOf(root_host_))].ranks) * count_;
         shape_.added_elements = (n_ - 1) * count_;
         shape_.shm_elements = (sums ? local - 1 : std::min<uint64_t>(local - 1, 1)) * count_;
         break;
     }
     if (!sums) shape_.added_elements = 0;
+  }
+
+  // How often the hosts in a row change sites. The row begins with the root's, or ends with it: a
+  // reduction.
+  uint64_t SitesInRow(bool ends) const {
+    const auto at = static_cast<uint64_t>(map_.PlaceOf(root_host_)) + (ends ? 1 : 0);
+    const auto site_at = [&](uint64_t place) {
+      return map_.SiteOf(map_.HostAt(static_cast<int>(place % hosts_)));
+    };
+    return sites_.size() - (site_at(at) != site_at(at + hosts_ - 1) ? 1 : 0);
+  }
+
+  // The binary tree of RootedTreeNode over the places of hosts.
+  void TreeOfHosts() {
+    if (sites_.size() == 1) return;
+    const auto site_at = [&](uint64_t i) {
+      const uint64_t place = (Index(map_.PlaceOf(root_host_)) + i) % hosts_;
+      return Index(map_.SiteOf(map_.HostAt(static_cast<int>(place))));
+    };
+    std::vector<uint64_t> left(hosts_), out(sites_.size()), in(sites_.size());
+    for (uint64_t i = 1; i < hosts_; ++i) {
+      const uint64_t parent = (i - 1) / 2;
+      const bool leaves = site_at(parent) != site_at(i);
+      left[i] = left[parent] + (leaves ? 1 : 0);
+      out[site_at(parent)] += leaves ? 1 : 0;
+      in[site_at(i)] += leaves ? 1 : 0;
+    }
+    Cross(*std::max_element(left.begin(), left.end()));
+    shape_.site_elements = std::max(Traffic::Most(out), Traffic::Most(in)) * count_;
   }
 
   static size_t Index(int value) { return static_cast<size_t>(value); }
@@ -474,7 +615,10 @@ class Shaper {
   // The host of each place of HostOrder.
   std::vector<int> HostsByPlace() const {
     std::vector<int> host_at;
-    for (int host = 0; host < map_.hosts(); ++host) host_at.insert(host_at.end(), Size(host), host);
+    for (int place = 0; place < map_.hosts(); ++place) {
+      const int host = map_.HostAt(place);
+      host_at.insert(host_at.end(), Size(host), host);
+    }
     return host_at;
   }
 
@@ -483,6 +627,7 @@ class Shaper {
   const int root_host_;
   const uint64_t count_, n_, hosts_, largest_;
   uint64_t smallest_;
+  std::vector<Site> sites_;
   CostShape shape_;
 };
 

@@ -56,10 +56,14 @@ inline int HostsOf(const TunerCall& call) {
 struct CostShape {
   // Of the chain of dependent messages with the most messages between hosts.
   uint64_t network_hops = 0, shm_hops = 0;
+  // Of these network_hops, those inside a site, if there are several sites.
+  uint64_t site_hops = 0;
   // Between hosts, sent and received by one rank.
   uint64_t network_messages = 0;
   // On the link of one host, in the direction with more.
   uint64_t link_elements = 0;
+  // On the link of one site, in the direction with more; 0: there is one site.
+  uint64_t site_elements = 0;
   // Hops during which this link waits for others, and the elements that pass a link in one hop.
   uint64_t waiting_hops = 0, hop_elements = 0;
   // Of a chunk whose slices a strand takes through all hops group by group. 0: no strand waits for

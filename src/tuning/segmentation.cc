@@ -36,8 +36,8 @@ Ends DirectEnds(Collective collective, uint64_t others) {
   return {others, others, others};
 }
 
-// All-reduce: two planes of lanes inside the host in both directions, and results and sums from
-// host to host. Reduce-scatter and all-gather have half of that; chains of hosts have two
+// All-reduce: two planes of lanes inside the group in both directions, and results and sums from
+// group to group. Reduce-scatter and all-gather have half of that; chains of groups have two
 // neighbours.
 Ends HierarchicalEnds(Collective collective, const HostMap& hosts) {
   const int others = HasRoot(collective) ? 1 : hosts.hosts() - 1;
@@ -64,7 +64,7 @@ Ends EndsOf(Collective collective, Algorithm algorithm, int nranks, const HostMa
     case Algorithm::kOneShot: return {1, others, others};
     case Algorithm::kTwoShot: return DirectEnds(collective, others);
     case Algorithm::kHierarchical:
-      if (hosts != nullptr) return HierarchicalEnds(collective, *hosts);
+      if (hosts != nullptr) return HierarchicalEnds(collective, hosts->Groups());
       break;
     case Algorithm::kEnd: break;
   }

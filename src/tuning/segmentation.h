@@ -32,6 +32,8 @@ struct CostConstants {
   uint64_t network_latency_ns = 25'000;
   uint64_t network_message_ns = 8'000;
   uint64_t network_byte_ps = 850;
+  uint64_t site_latency_ns = 25'000;
+  uint64_t site_byte_ps = 0;
   uint64_t shm_latency_ns = 1'000;
   uint64_t shm_byte_ps = 100;
   uint64_t reduce_byte_ps = 100;
@@ -68,6 +70,10 @@ inline constexpr CostField kCostFields[] = {
      "a further message that the same rank sends or receives"},
     {"network_byte_ps", &CostConstants::network_byte_ps, kMostCostPs,
      "a byte on the link of a host, which its ranks share"},
+    {"site_latency_ns", &CostConstants::site_latency_ns, kMostCostNs,
+     "a small message to another host of the same site, if there are several sites"},
+    {"site_byte_ps", &CostConstants::site_byte_ps, kMostCostPs,
+     "a byte on the link of a site, which its hosts share; 0: each host has its own"},
     {"shm_latency_ns", &CostConstants::shm_latency_ns, kMostCostNs,
      "a small message inside a host"},
     {"shm_byte_ps", &CostConstants::shm_byte_ps, kMostCostPs, "a byte inside a host"},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "collectives/schedule_builder.h"
@@ -40,6 +41,24 @@ std::vector<HostMap> MapsOf(int n) {
   return result;
 }
 
+// Those of them with several hosts, on up to three sites.
+std::vector<HostMap> MapsWithSites(int n) {
+  std::vector<HostMap> result;
+  for (const HostMap& map : MapsOf(n)) {
+    if (map.hosts() < 2) continue;
+    std::vector<int> in_turn, uneven;
+    for (int host = 0; host < map.hosts(); ++host) {
+      in_turn.push_back(host % 3);
+      uneven.push_back(host < 3 ? host : 2 - (host % 5 == 0));
+    }
+    for (const std::vector<int>& sites : {in_turn, uneven}) {
+      result.push_back(map);
+      result.back().SetSites(sites);
+    }
+  }
+  return result;
+}
+
 std::string Text(const HostMap& hosts) {
   std::string text = " hosts";
   for (int rank = 0; rank < hosts.nranks(); ++rank) text += fmt::format(" {}", hosts.HostOf(rank));
@@ -54,9 +73,12 @@ Proof Prove(ScheduleRequest request, const HostMap& hosts, int windows = 3) {
   return proof.ok() ? *proof : Proof{};
 }
 
-// Hierarchical schedules need a host of several ranks, and another host.
+// Hierarchical schedules need a host of several ranks, and another host. Without a root a site of
+// several hosts will do.
 bool Exists(const ScheduleRequest& request, const HostMap& hosts) {
-  const bool two_levels = hosts.hosts() > 1 && hosts.hosts() < hosts.nranks();
+  const bool sites = hosts.sites() > 1 && hosts.sites() < hosts.hosts();
+  const bool two_levels = hosts.hosts() > 1 && (hosts.hosts() < hosts.nranks() ||
+                                                (sites && !HasRoot(request.collective)));
   const bool exists = request.algorithm != Algorithm::kHierarchical || two_levels;
   EXPECT_EQ(HasSchedule(request.collective, request.algorithm, request.nranks, &hosts), exists);
   return exists;
@@ -67,7 +89,9 @@ class OnHosts : public testing::TestWithParam<Case> {};
 TEST_P(OnHosts, EveryScheduleIsProven) {
   for (int n = 1; n <= (test::kSanitized ? 8 : 20) && !HasFailure(); ++n) {
     ScheduleRequest request = RequestOf(GetParam(), n);
-    for (const HostMap& hosts : MapsOf(n)) {
+    std::vector<HostMap> maps = MapsOf(n);
+    for (HostMap& map : MapsWithSites(n)) maps.push_back(std::move(map));
+    for (const HostMap& hosts : maps) {
       if (!Exists(request, hosts)) continue;
       for (request.root = 0; request.root < (HasRoot(request.collective) ? n : 1); ++request.root) {
         request.channels = 1 + n % 2;

@@ -49,5 +49,34 @@ TEST(HostMap, OneHostHoldsAllRanks) {
   EXPECT_EQ(HostMap::OneHost(0), HostMap());
 }
 
+TEST(HostMap, VisitsHostsSiteBySite) {
+  HostMap map(std::vector<uint64_t>{1, 2, 3, 4, 5});
+  EXPECT_EQ(map.sites(), 1);
+  EXPECT_EQ(map.HostAt(3), 3);
+  map.SetSites({0, 2, 1, 0, 2});
+  EXPECT_EQ(map.sites(), 3);
+  EXPECT_EQ(map.SiteOf(4), 2);
+  std::vector<int> visited;
+  for (int place = 0; place < 5; ++place) {
+    visited.push_back(map.HostAt(place));
+    EXPECT_EQ(map.PlaceOf(map.HostAt(place)), place);
+  }
+  EXPECT_EQ(visited, (std::vector<int>{0, 3, 2, 1, 4}));
+}
+
+TEST(HostMap, GroupsAreHostsOrElseSites) {
+  HostMap alone(std::vector<uint64_t>{1, 2, 3, 4});
+  EXPECT_FALSE(alone.HasGroups());
+  alone.SetSites({0, 1, 0, 1});
+  EXPECT_TRUE(alone.HasGroups());
+  EXPECT_EQ(Ranks(alone.Groups(), 1), (std::vector<int>{1, 3}));
+  alone.SetSites({0, 1, 2, 3});  // nobody shares a site
+  EXPECT_FALSE(alone.HasGroups());
+  HostMap pairs(std::vector<uint64_t>{1, 1, 2, 2, 3, 3});
+  pairs.SetSites({0, 1, 0});
+  EXPECT_EQ(pairs.Groups().hosts(), 3);
+  EXPECT_FALSE(HostMap::OneHost(4).HasGroups());
+}
+
 }  // namespace
 }  // namespace inccl

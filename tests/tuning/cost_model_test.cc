@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/schedule_cases.h"
@@ -28,6 +29,24 @@ HostMap Hosts(const std::string& letters) {
   return HostMap(identities);
 }
 
+// The hosts "abc..." are on the sites of these digits.
+HostMap Hosts(const std::string& letters, const std::string& digits) {
+  HostMap hosts = Hosts(letters);
+  std::vector<int> sites;
+  for (const char digit : digits) sites.push_back(digit - '0');
+  hosts.SetSites(sites);
+  return hosts;
+}
+
+// Ranks of one site share a "host".
+HostMap BySite(const HostMap& hosts) {
+  std::vector<uint64_t> identities;
+  for (int rank = 0; rank < hosts.nranks(); ++rank) {
+    identities.push_back(static_cast<uint64_t>(hosts.SiteOf(hosts.HostOf(rank))));
+  }
+  return HostMap(identities);
+}
+
 // A number of elements that all numbers of parts below divide into superblocks.
 constexpr uint64_t kDivisible = uint64_t{kSuperblock} * 5040;
 
@@ -37,6 +56,8 @@ struct Counts {
   uint64_t hops = 0;
   uint64_t shm = 0;
   uint64_t serial = 0;  // elements of a chunk that a strand awaits after it has sent some of it
+  uint64_t site = 0;    // elements on the link of a site
+  uint64_t left = 0;    // hops from site to site
 };
 
 Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
@@ -49,6 +70,8 @@ Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
   const std::vector<Schedule> all = test::MakeAll(request);
   const auto h = static_cast<size_t>(hosts.hosts()), n = static_cast<size_t>(hosts.nranks());
   std::vector<uint64_t> messages(n), out(h), in(h), shm(n);
+  const HostMap by_site = BySite(hosts);
+  std::vector<uint64_t> leaves(static_cast<size_t>(by_site.hosts())), enters(leaves);
   uint64_t serial = 0;
   for (const Schedule& schedule : all) {
     const Phase& phase = schedule.phases.back();
@@ -74,6 +97,9 @@ Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
             ++messages[static_cast<size_t>(to)];
             out[static_cast<size_t>(hosts.HostOf(schedule.rank))] += part;
             in[static_cast<size_t>(hosts.HostOf(to))] += part;
+            if (by_site.SameHost(schedule.rank, to)) continue;
+            leaves[static_cast<size_t>(by_site.HostOf(schedule.rank))] += part;
+            enters[static_cast<size_t>(by_site.HostOf(to))] += part;
           }
         }
       }
@@ -81,11 +107,17 @@ Counts CountOf(const test::Case& which, int root, const HostMap& hosts) {
   }
   const Result<Proof> proof = Validate(all, 1, &hosts);
   EXPECT_TRUE(proof.ok()) << proof.status().message();
+  const Result<Proof> between_sites = Validate(all, 1, &by_site);
+  EXPECT_TRUE(between_sites.ok());
   return {
       *std::max_element(messages.begin(), messages.end()),
       std::max(*std::max_element(out.begin(), out.end()), *std::max_element(in.begin(), in.end())),
-      static_cast<uint64_t>(proof->crossing_steps), *std::max_element(shm.begin(), shm.end()),
-      serial};
+      static_cast<uint64_t>(proof->crossing_steps),
+      *std::max_element(shm.begin(), shm.end()),
+      serial,
+      std::max(*std::max_element(leaves.begin(), leaves.end()),
+               *std::max_element(enters.begin(), enters.end())),
+      static_cast<uint64_t>(between_sites->crossing_steps)};
 }
 
 bool Compared(const test::Case& which, const HostMap& hosts) {
@@ -116,6 +148,31 @@ TEST_P(ShapesOf, AreThoseOfTheSchedulesOnEqualHosts) {
       // No rank receives more, and hardly less.
       EXPECT_GE(shape.shm_elements, counts.shm);
       EXPECT_LE(shape.shm_elements, 2 * counts.shm);
+    }
+  }
+}
+
+TEST_P(ShapesOf, KnowSites) {
+  for (const auto& [letters, digits] : {std::pair("abcd", "0101"),
+                                        {"abcd", "0011"},
+                                        {"abcdef", "012012"},
+                                        {"abcdefgh", "01101001"},
+                                        {"abcdefgh", "01230123"},
+                                        {"aabbccdd", "0110"},
+                                        {"abcdabcd", "0101"},
+                                        {"abc", "012"}}) {
+    const HostMap hosts = Hosts(letters, digits);
+    if (!Compared(GetParam(), hosts)) continue;
+    for (int root = 0; root < (HasRoot(GetParam().collective) ? hosts.nranks() : 1); ++root) {
+      SCOPED_TRACE(fmt::format("{} on sites {} root {}", letters, digits, root));
+      const Counts counts = CountOf(GetParam(), root, hosts);
+      const CostShape shape =
+          ShapeOf(GetParam().collective, GetParam().algorithm, root, kDivisible, hosts);
+      EXPECT_EQ(shape.site_elements, counts.site);
+      EXPECT_EQ(shape.network_hops - shape.site_hops, counts.left);
+      EXPECT_EQ(shape.network_hops, counts.hops);
+      EXPECT_EQ(shape.link_elements, counts.link);
+      EXPECT_EQ(shape.network_messages, counts.messages);
     }
   }
 }
@@ -185,13 +242,14 @@ TEST(CostModelTest, IsWhatAHandComputes) {
 }
 
 TEST(CostModelTest, EachConstantCountsWhatItsNameSays) {
-  const HostMap hosts = Hosts("aabb");
+  const HostMap hosts = Hosts("aabbccdd", "0011");
   const TunerCall call = CallOf(hosts, 1 << 20);
   TunerCall compressed = call;
   compressed.compressed = true;
   compressed.wire = {.data = 6 * WireBits::kUnit, .side = WireBits::kUnit / 4, .side_phases = 1};
   for (const CostField& field : kCostFields) {
-    const CostConstants base{};
+    CostConstants base;
+    base.site_byte_ps = base.network_byte_ps;
     CostConstants dearer = base;
     dearer.*field.value *= 10;
     const bool of_codec = std::string(field.name).find("element") != std::string::npos;
