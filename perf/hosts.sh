@@ -4,19 +4,22 @@
 # (10.77.0.1/24, fd77::1/64, ...) on the bridge of the namespace inccl-switch. Touches no other namespace. Needs root, `ip`
 # and `tc` (iproute2); run needs Open MPI.
 #
-# usage: perf/hosts.sh up RATE [HOSTS] [DELAY_MS [LOSS]]
+# usage: perf/hosts.sh up RATE [HOSTS] [DELAY_MS [LOSS [SITES[:RATE]]]]
 #                                                   RATE of each link in each direction: 1gbit, 10gbit, ..., or none; 4 hosts
 #        perf/hosts.sh down
 #        perf/hosts.sh exec HOST COMMAND...         runs a command in a host (0, 1, ...)
-#        perf/hosts.sh run [-s SLOTS] [-r RATE] [-h HOSTS] [-d DELAY_MS] [-l LOSS] [-m "MPIRUN OPTIONS"] COMMAND...
+#        perf/hosts.sh run [-s SLOTS] [-r RATE] [-h HOSTS] [-d DELAY_MS] [-l LOSS] [-S SITES[:RATE]]
+#                          [-m "MPIRUN OPTIONS"] COMMAND...
 #   run: a command under mpirun, with SLOTS ranks on each host (1), ranks of one host beside each other. MPI's own traffic
 #   uses TCP between hosts and shared memory inside a host. All variables INCCL_* are passed on. With -r the hosts are made
 #   for this command and removed after it, also when it is interrupted; else they must be up.
 #   DELAY_MS makes the links long: a packet travels as long one way, and a share of LOSS of them (0) is lost. Such a link
 #   (perf/delay_switch.cc) needs a RATE in mbit or gbit; what mpirun itself sends takes another one, m0, without delay.
+#   With SITES, host K is on the site K modulo SITES. Only links between sites are long; the hosts of a site share one of
+#   RATE, if it is given.
 set -euo pipefail
 
-usage() { sed -n 's/^# \{0,1\}//; 7,16p' "$0" >&2; exit 2; }
+usage() { sed -n 's/^# \{0,1\}//; 7,19p' "$0" >&2; exit 2; }
 die() { echo "$0: $*" >&2; exit 1; }
 
 # The namespaces that this script has made, one in a line.
@@ -48,11 +51,19 @@ make_host() { # NUMBER RATE NIC NETWORK
   fi
 }
 
-# The NICs e0 of all hosts, whose packets take a while.
-lay_cables() { # RATE HOSTS DELAY_MS LOSS
-  local mbit=${1%mbit} bin i names=() run=()
+in_mbit() { # RATE
+  local mbit=${1%mbit}
   [[ $1 != *gbit ]] || mbit=$((${1%gbit} * 1000))
   [[ $mbit =~ ^[1-9][0-9]*$ ]] || die "with a delay, expected a rate in mbit or gbit, got \"$1\""
+  echo "$mbit"
+}
+
+# The NICs e0 of all hosts, whose packets take a while.
+lay_cables() { # RATE HOSTS DELAY_MS LOSS SITES[:RATE]
+  local mbit bin i names=() run=() sites=${5%%:*} site_mbit=0
+  mbit=$(in_mbit "$1")
+  [[ $5 != *:* ]] || site_mbit=$(in_mbit "${5#*:}")
+  [[ $sites =~ ^[0-9]+$ ]] || die "expected a number of sites, got \"$sites\""
   [[ $3 =~ ^[0-9]+([.][0-9]+)?$ ]] || die "expected a delay in milliseconds, got \"$3\""
   [[ $4 =~ ^(0|0?[.][0-9]+)$ ]] || die "expected a loss between 0 and 1, got \"$4\""
   command -v c++ > /dev/null || die "no C++ compiler: install g++"
@@ -60,7 +71,7 @@ lay_cables() { # RATE HOSTS DELAY_MS LOSS
   c++ -std=c++20 -O2 -o "$bin/delay_switch" "$(dirname "$(readlink -f "$0")")/delay_switch.cc"
   for ((i = 0; i < $2; i++)); do names+=("inccl-$i"); done
   chrt -r 30 true 2> /dev/null && run=(chrt -r 30)
-  "${run[@]}" "$bin/delay_switch" "$3" "$mbit" 50 "$4" "${names[@]}" > "$bin/ready" 2>&1 < /dev/null &
+  "${run[@]}" "$bin/delay_switch" "$3" "$mbit" 50 "$4" "$sites" "$site_mbit" "${names[@]}" > "$bin/ready" 2>&1 < /dev/null &
   for ((i = 0; i < 100; i++)); do
     grep -q ready "$bin/ready" && break
     sleep 0.1
@@ -69,7 +80,7 @@ lay_cables() { # RATE HOSTS DELAY_MS LOSS
   rm -r "$bin"
 }
 
-up() { # RATE HOSTS [DELAY_MS [LOSS]]
+up() { # RATE HOSTS [DELAY_MS [LOSS [SITES[:RATE]]]]
   local i nic=e0 network=10.77.0 rate=$1
   [[ $2 =~ ^[1-9][0-9]*$ && $2 -le 200 ]] || die "expected 1 to 200 hosts, got \"$2\""
   [ -z "$(ours)" ] || die "hosts are up already; remove them with: $0 down"
@@ -81,7 +92,7 @@ up() { # RATE HOSTS [DELAY_MS [LOSS]]
   ip -n inccl-switch addr add "$network.254/24" dev switch # of mpirun
   ip -n inccl-switch link set switch up
   for ((i = 0; i < $2; i++)); do make_host "$i" "$rate" "$nic" "$network"; done
-  [ -z "${3:-}" ] || lay_cables "$1" "$2" "$3" "${4:-0}"
+  [ -z "${3:-}" ] || lay_cables "$1" "$2" "$3" "${4:-0}" "${5:-0}"
   trap - EXIT
 }
 
@@ -93,14 +104,15 @@ agent() {
 }
 
 run() {
-  local slots=1 rate='' hosts=4 delay='' loss=0 more=() list='' name i status=0 forward=() network=10.77.0
-  while getopts s:r:h:d:l:m: option; do
+  local slots=1 rate='' hosts=4 delay='' loss=0 sites=0 more=() list='' name i status=0 forward=() network=10.77.0
+  while getopts s:r:h:d:l:S:m: option; do
     case $option in
       s) slots=$OPTARG ;;
       r) rate=$OPTARG ;;
       h) hosts=$OPTARG ;;
       d) delay=$OPTARG ;;
       l) loss=$OPTARG ;;
+      S) sites=$OPTARG ;;
       m) read -ra more <<< "$OPTARG" ;;
       *) usage ;;
     esac
@@ -110,7 +122,7 @@ run() {
   [[ $slots =~ ^[1-9][0-9]*$ ]] || die "expected a number of slots, got \"$slots\""
   command -v mpirun > /dev/null || die "no mpirun: install openmpi-bin"
   if [ -n "$rate" ]; then
-    up "$rate" "$hosts" "$delay" "$loss"
+    up "$rate" "$hosts" "$delay" "$loss" "$sites"
     trap down EXIT
   fi
   hosts=$(count_hosts)
@@ -141,8 +153,8 @@ for program in ip tc; do
 done
 case $command in
   up)
-    [ $# -ge 1 ] && [ $# -le 4 ] || usage
-    up "$1" "${2:-4}" "${3:-}" "${4:-0}"
+    [ $# -ge 1 ] && [ $# -le 5 ] || usage
+    up "$1" "${2:-4}" "${3:-}" "${4:-0}" "${5:-0}"
     ;;
   exec)
     [ $# -ge 2 ] || usage

@@ -88,10 +88,20 @@ Status MakeRoom(const JoinOptions& options, size_t connections) {
   return EnsureDescriptors(connections * (1 + options.share_fds.size()) + kOtherDescriptors);
 }
 
-ControlGraph GraphOf(const JoinOptions& options, const RankTable& table) {
+HostMap HostMapOf(const RankTable& table) {
   std::vector<uint64_t> hosts;
   for (const RankRecord& record : table.ranks) hosts.push_back(record.host_id);
-  return {HostMap(hosts), options.all_pairs};
+  return HostMap(hosts);
+}
+
+// The round trips of this rank's connections so far.
+std::vector<MeasuredLink> LinksOf(const Mesh& mesh) {
+  std::vector<MeasuredLink> links;
+  for (const Peer& peer : mesh.peers) {
+    const uint32_t us = peer.control.valid() ? RoundTripUs(peer.control.get()) : 0;
+    if (us > 0) links.push_back({mesh.rank, peer.info.rank, us});
+  }
+  return links;
 }
 
 // The connections of the mesh: within a machine over unix sockets, else over TCP.
@@ -161,7 +171,7 @@ Status WireMesh(const JoinOptions& options, const Key& rendezvous, const RankTab
   mesh->nranks = options.nranks;
   mesh->peers.resize(table.ranks.size());
   for (size_t i = 0; i < table.ranks.size(); ++i) mesh->peers[i].info = InfoOf(table.ranks[i]);
-  mesh->graph = GraphOf(options, table);
+  mesh->graph = {HostMapOf(table), options.all_pairs};
   mesh->data_terms = {
       .key = *key, .role = Role::kData, .communicator = table.session, .own = std::move(own)};
   Result<std::vector<LinkPlan>> plans = PlanMesh(options, table, mesh->graph);
@@ -356,10 +366,14 @@ Result<Mesh> Join(const RootTarget& target, const JoinOptions& options) {
   if (!status.ok())
     return AgreeOnFailure(status, registration.record, options.cancelled.requested(), &root);
   FAULT_POINT("bootstrap.before_done");
-  if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
+  const std::vector<std::byte> links = EncodeLinks(LinksOf(mesh));
+  if (status = root.Send(MessageKind::kDone, links); !status.ok()) return status;
   FAULT_POINT("bootstrap.after_done");
   Result<std::vector<std::byte>> go = root.Await(MessageKind::kGo);
   if (!go.ok()) return go.status();
+  Result<Sites> sites = DecodeSites(*go, HostMapOf(*table).hosts());
+  if (!sites.ok()) return named(sites.status());
+  mesh.sites = *std::move(sites);
   FAULT_POINT("bootstrap.after_go");
   return mesh;
 }

@@ -16,6 +16,7 @@
 #include "bootstrap/handshake.h"
 #include "bootstrap/socket_list.h"
 #include "topology/host_map.h"
+#include "topology/sites.h"
 
 namespace inccl {
 
@@ -73,6 +74,7 @@ struct Mesh {
   int rank = 0, nranks = 1;
   std::vector<Peer> peers;  // by rank
   ControlGraph graph;
+  Sites sites;              // once all ranks have joined
   uint64_t nonce_hash = 0;  // equal on all ranks, different for each communicator
   // For further connections between these ranks: their key, and the communicator's nonce. Its `own`
   // also protects messages to this rank that others pass on.

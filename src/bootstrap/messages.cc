@@ -194,6 +194,60 @@ Result<Blobs> DecodeBlobs(Bytes bytes, uint32_t nranks) {
   return blobs;
 }
 
+std::vector<std::byte> EncodeLinks(std::span<const MeasuredLink> links) {
+  ByteWriter writer;
+  writer.U32(static_cast<uint32_t>(links.size()));
+  for (const MeasuredLink& link : links) {
+    writer.U32(static_cast<uint32_t>(link.b));
+    writer.U32(link.round_trip_us);
+  }
+  return writer.bytes();
+}
+
+Result<std::vector<MeasuredLink>> DecodeLinks(Bytes bytes, uint32_t rank, uint32_t nranks) {
+  ByteReader reader(bytes);
+  std::vector<MeasuredLink> links;
+  uint32_t count = 0, peer = 0, us = 0;
+  bool ok = reader.U32(&count) && count < nranks;
+  for (uint32_t i = 0; ok && i < count; ++i) {
+    ok = reader.U32(&peer) && reader.U32(&us) && peer < nranks && peer != rank;
+    if (ok) links.push_back({static_cast<int>(rank), static_cast<int>(peer), us});
+  }
+  if (!ok || reader.remaining() != 0) return InternalError("malformed round trips");
+  return links;
+}
+
+std::vector<std::byte> EncodeSites(const Sites& sites) {
+  ByteWriter writer;
+  writer.U32(static_cast<uint32_t>(sites.count));
+  for (const int site : sites.of_host) writer.U8(static_cast<uint8_t>(site));
+  for (const uint32_t us : sites.round_trip_us) writer.U32(us);
+  return writer.bytes();
+}
+
+Result<Sites> DecodeSites(Bytes bytes, int hosts) {
+  ByteReader reader(bytes);
+  Sites sites;
+  uint32_t count = 0;
+  bool ok = reader.U32(&count) && count >= 1 && count <= static_cast<uint32_t>(kMostSites);
+  std::vector<bool> used(ok ? count : 0);
+  for (int host = 0; ok && count > 1 && host < hosts; ++host) {
+    uint8_t site = 0;
+    ok = reader.U8(&site) && site < count && (host > 0 || site == 0);
+    if (!ok) break;
+    sites.of_host.push_back(site);
+    used[site] = true;
+  }
+  ok = ok && (count == 1 || std::find(used.begin(), used.end(), false) == used.end());
+  sites.count = static_cast<int>(count);
+  sites.round_trip_us.clear();
+  for (uint32_t i = 0; ok && i < count * count; ++i) {
+    ok = reader.U32(&sites.round_trip_us.emplace_back());
+  }
+  if (!ok || reader.remaining() != 0) return InternalError("malformed sites");
+  return sites;
+}
+
 std::vector<std::byte> EncodeError(const Status& status) {
   ByteWriter writer;
   writer.U32(static_cast<uint32_t>(status.code()));

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "bootstrap/crypto.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/unique_id.h"
+#include "topology/sites.h"
 
 namespace inccl::bootstrap {
 
@@ -57,9 +59,10 @@ class FrameParser {
   size_t begin_ = 0;  // start of the data that has not been popped
 };
 
-// A rank sends kRegister first, then a blob as often as all others do, and kDone when it has all it
-// needs, or kFailed. The root sends kTable when all ranks have registered, all blobs when each rank
-// has sent one, and kGo when all are done, or kFailed instead of any of them.
+// A rank sends kRegister first, then a blob as often as all others do, and kDone, with the round
+// trips to its peers, when it has all it needs, or kFailed. The root sends kTable when all ranks
+// have registered, all blobs when each rank has sent one, and kGo, with what the round trips say of
+// sites, when all are done, or kFailed instead of any of them.
 enum class MessageKind : uint8_t {
   kRegister = 1,
   kTable = 2,
@@ -119,6 +122,13 @@ struct RankTable {
 using Blobs = std::vector<std::vector<std::byte>>;
 std::vector<std::byte> EncodeBlobs(const Blobs& blobs);
 Result<Blobs> DecodeBlobs(Bytes bytes, uint32_t nranks);
+
+// Between the sender, `rank`, and others: the body of kDone. At most one for each other rank.
+std::vector<std::byte> EncodeLinks(std::span<const MeasuredLink> links);
+Result<std::vector<MeasuredLink>> DecodeLinks(Bytes bytes, uint32_t rank, uint32_t nranks);
+// Of so many hosts: the body of kGo.
+std::vector<std::byte> EncodeSites(const Sites& sites);
+Result<Sites> DecodeSites(Bytes bytes, int hosts);
 
 std::vector<std::byte> EncodeError(const Status& status);
 // The status that was sent, with its text escaped; kInternalError if the bytes are malformed.

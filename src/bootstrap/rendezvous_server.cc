@@ -145,7 +145,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
       }
       break;
     case MessageKind::kDone:
-      if (joins && !session->blob) return OnDone(session);
+      if (joins && !session->blob) return OnDone(session, frame.body);
       break;
     case MessageKind::kFailed:
       if (session->member()) {
@@ -180,12 +180,19 @@ void Root::OnBlob(Session* session, Bytes blob) {
   }
 }
 
-void Root::OnDone(Session* session) {
+void Root::OnDone(Session* session, Bytes body) {
+  const auto nranks = static_cast<uint32_t>(gathering_.nranks());
+  const Result<std::vector<MeasuredLink>> links = DecodeLinks(body, session->rank, nranks);
+  if (!links.ok()) return OnGone(session);
+  links_.insert(links_.end(), links->begin(), links->end());
   session->state = Session::State::kDone;
   if (!Awaited().empty()) return;
   phase_ = Phase::kComplete;
+  std::vector<uint64_t> hosts;
+  for (const RankRecord& record : gathering_.records()) hosts.push_back(record.host_id);
+  const std::vector<std::byte> sites = EncodeSites(FindSites(HostMap(hosts), links_));
   FAULT_POINT("root.before_go");
-  for (const bool own : {false, true}) Dismiss(own, MessageKind::kGo, {});
+  for (const bool own : {false, true}) Dismiss(own, MessageKind::kGo, sites);
   FAULT_POINT("root.after_go");
 }
 

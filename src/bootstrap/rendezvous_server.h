@@ -108,7 +108,7 @@ class Root {
   enum class Phase : uint8_t { kGathering, kJoining, kFailed, kComplete };
   bool waits() const { return phase_ == Phase::kGathering || phase_ == Phase::kJoining; }
   void OnBlob(Session* session, Bytes blob);
-  void OnDone(Session* session);
+  void OnDone(Session* session, Bytes body);
   void SayWhoIsMissing();
   void Dismiss(bool own, MessageKind kind, Bytes body);
   bool AllAnswered() const {
@@ -124,6 +124,7 @@ class Root {
   Status failure_;
   std::vector<Session*> sessions_;
   Gathering gathering_;
+  std::vector<MeasuredLink> links_;
   std::vector<std::byte> table_;                   // once it has been sent
   std::vector<std::optional<uint32_t>> answered_;  // by rank: the pid that received the failure
   uint32_t expected_ranks_ = 0;                    // the largest nranks that a rank has given

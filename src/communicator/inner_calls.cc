@@ -185,8 +185,12 @@ Status CollectiveRunner::SumOnHosts(const Call& call) {
   if (host_plans_ == nullptr) {
     std::vector<uint64_t> identities(static_cast<size_t>(hosts_->hosts()));
     std::iota(identities.begin(), identities.end(), uint64_t{0});
+    HostMap one_each(identities);
+    std::vector<int> sites;
+    for (int host = 0; host < hosts_->hosts(); ++host) sites.push_back(hosts_->SiteOf(host));
+    one_each.SetSites(std::move(sites));
     host_plans_ =
-        std::make_unique<HostPlans>(slots_, *host_sums_, HostMap(identities), &options_, &lanes_);
+        std::make_unique<HostPlans>(slots_, *host_sums_, std::move(one_each), &options_, &lanes_);
   }
   const std::span<HostSums::Part> parts = host_sums_->PartsOf(call);
   for (const HostSums::Part& part : parts) {

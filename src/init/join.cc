@@ -46,7 +46,7 @@ void Publish(Communicator* communicator, const InitOptions& options) {
 }
 
 // The longest of the round trips to the process where the ranks met. It is no less than half of the
-// longest between two ranks.
+// longest between two ranks, which are known when all have joined.
 uint32_t LongestRoundTripUs(const Mesh& mesh) {
   uint32_t longest = 0;
   for (const Peer& peer : mesh.peers) longest = std::max(longest, peer.info.round_trip_us);
@@ -82,8 +82,9 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     for (const Peer& peer : mesh.peers) identities.push_back(peer.info.host_id);
     hosts = HostMap(identities);
     if (Status offers = transport.TakeOffers(mesh); !offers.ok()) return offers;
-    comm.tuner_table.SetLink(transport.slowest_link_mbps(), LongestRoundTripUs(mesh));
-    limits.under_way = UnderWay(comm.tuner_table.costs(), &hosts);
+    TunerTable table = comm.tuner_table;
+    table.SetLink(transport.slowest_link_mbps(), LongestRoundTripUs(mesh));
+    limits.under_way = UnderWay(table.costs(), &hosts);
     return transport.Begin(mesh, hosts, limits);
   };
   join_options.prepare = [&](Mesh* mesh, bootstrap::RendezvousClient* rendezvous) {
@@ -97,6 +98,8 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     return mesh.status();
   }
   const std::string name = (*end)->caps().name;
+  hosts.SetSites(mesh->sites.of_host);
+  comm.tuner_table.SetLink(transport.slowest_link_mbps(), mesh->sites.LongestUs());
 
   CommEnds ends;
   ends.rank = rank;
@@ -137,8 +140,8 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     constexpr double kNsPerMs = 1e6;
     const auto latency_ns = static_cast<double>(comm.tuner_table.costs().network_latency_ns);
     Log(LogLevel::kInfo, LogSubsystem::kInit,
-        "{}: long links between hosts: a round trip of {:.1f} ms, {} bytes under way",
-        communicator->rank_name(), 2 * latency_ns / kNsPerMs, under_way);
+        "{}: long links between hosts: a round trip of {:.1f} ms, {} bytes under way, {} sites",
+        communicator->rank_name(), 2 * latency_ns / kNsPerMs, under_way, hosts.sites());
   }
   FAULT_POINT("init.before_return");
   communicator->Begin();

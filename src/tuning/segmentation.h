@@ -18,6 +18,7 @@
 #include "collectives/program.h"
 #include "compress/codec.h"
 #include "topology/host_map.h"
+#include "topology/sites.h"
 
 namespace inccl {
 
@@ -44,8 +45,6 @@ struct CostConstants {
   bool operator==(const CostConstants&) const = default;
 };
 
-// A link between hosts is long if a message takes longer than on any network of one site.
-inline constexpr uint32_t kLongRoundTripUs = 1000;
 // The bytes that a long link holds, round trip times rate; 0: the links are short.
 inline uint64_t BytesUnderWay(const CostConstants& costs) {
   constexpr uint64_t kNsPerUs = 1000, kPsPerNs = 1000;

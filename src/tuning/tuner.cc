@@ -170,6 +170,7 @@ Result<TunerTable> TunerTable::Parse(std::string_view text, const std::string& f
   }
   table.rate_given_ = costs_given.contains("network_byte_ps");
   table.latency_given_ = costs_given.contains("network_latency_ns");
+  table.site_latency_given_ = costs_given.contains("site_latency_ns");
   std::stable_sort(table.rows_.begin(), table.rows_.end(),
                    [](const TunerRow& a, const TunerRow& b) { return GroupOf(a) < GroupOf(b); });
   return table;
@@ -204,9 +205,13 @@ void TunerTable::SetLink(uint32_t mbps, uint32_t round_trip_us) {
     // 17/16: headers of TCP, IP and Ethernet, rounded up.
     costs_.network_byte_ps = std::clamp<uint64_t>(8'500'000 / mbps, 1, kMostCostPs);
   }
-  if (round_trip_us >= kLongRoundTripUs && !latency_given_) {
-    costs_.network_latency_ns = std::min<uint64_t>(uint64_t{500} * round_trip_us, kMostCostNs);
+  if (latency_given_) {
+    if (!site_latency_given_) costs_.site_latency_ns = costs_.network_latency_ns;
+    return;
   }
+  costs_.network_latency_ns = round_trip_us < kLongRoundTripUs
+                                  ? CostConstants().network_latency_ns
+                                  : std::min<uint64_t>(uint64_t{500} * round_trip_us, kMostCostNs);
 }
 
 uint64_t TunerTable::Digest() const {

@@ -67,7 +67,8 @@ class TunerTable {
   const CostConstants& costs() const { return costs_; }
   // Sets network_byte_ps to the time that TCP takes for a byte on an Ethernet of this rate, and
   // network_latency_ns to half a long round trip, unless the file has set them. 0: the rate is not
-  // known. Round trips below kLongRoundTripUs change nothing.
+  // known. Round trips below kLongRoundTripUs leave the default. A network_latency_ns of the file
+  // stands for all links, so for site_latency_ns as well if that is not there.
   void SetLink(uint32_t mbps, uint32_t round_trip_us);
   // Equal tables have equal digests, an empty one 0. Ranks compare it.
   uint64_t Digest() const;
@@ -75,8 +76,8 @@ class TunerTable {
  private:
   std::vector<TunerRow> rows_;  // sorted by collective, kind, ranks, bytes
   CostConstants costs_;
-  // network_byte_ps and network_latency_ns are those of the file.
-  bool rate_given_ = false, latency_given_ = false;
+  // These constants are those of the file.
+  bool rate_given_ = false, latency_given_ = false, site_latency_given_ = false;
 };
 
 // "ring, tree, ...": the names of algorithms and of their families in INCCL_ALGO.

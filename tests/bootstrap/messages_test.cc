@@ -291,6 +291,36 @@ TEST(MessagesTest, ImpossibleFieldsAreErrors) {
             Code::kInternalError);
 }
 
+TEST(MessagesTest, RoundTripsAndSitesReadBack) {
+  const std::vector<MeasuredLink> links = {{2, 0, 20'000}, {2, 3, 90}};
+  const std::vector<std::byte> sent = EncodeLinks(links);
+  const Result<std::vector<MeasuredLink>> back = DecodeLinks(sent, 2, 4);
+  ASSERT_TRUE(back.ok());
+  ASSERT_EQ(back->size(), 2u);
+  EXPECT_EQ((*back)[1].a, 2);
+  EXPECT_EQ((*back)[1].b, 3);
+  EXPECT_EQ((*back)[1].round_trip_us, 90u);
+  EXPECT_FALSE(DecodeLinks(sent, 3, 4).ok());  // to itself
+  EXPECT_FALSE(DecodeLinks(sent, 2, 3).ok());  // there is no rank 3
+  EXPECT_TRUE(DecodeLinks(EncodeLinks({}), 0, 1)->empty());
+
+  const Sites sites{.count = 2, .of_host = {0, 1, 0}, .round_trip_us = {80, 20'000, 20'000, 0}};
+  const std::vector<std::byte> told = EncodeSites(sites);
+  ASSERT_TRUE(DecodeSites(told, 3).ok());
+  EXPECT_EQ(*DecodeSites(told, 3), sites);
+  EXPECT_EQ(*DecodeSites(EncodeSites(Sites()), 3), Sites());
+  EXPECT_FALSE(DecodeSites(told, 2).ok());
+  EXPECT_FALSE(DecodeSites(told, 4).ok());
+  for (const std::vector<int>& wrong : {std::vector<int>{1, 0, 0}, {0, 2, 0}, {0, 0, 0}}) {
+    Sites broken = sites;
+    broken.of_host = wrong;  // does not begin with 0; there is no site 2; nobody is at site 1
+    EXPECT_FALSE(DecodeSites(EncodeSites(broken), 3).ok());
+  }
+  for (size_t n = 0; n < sent.size(); ++n)
+    EXPECT_FALSE(DecodeLinks(Bytes(sent).first(n), 2, 4).ok());
+  for (size_t n = 0; n < told.size(); ++n) EXPECT_FALSE(DecodeSites(Bytes(told).first(n), 3).ok());
+}
+
 TEST(MessagesTest, RandomDamageIsHarmless) {
   Rng rng(TestSeed());
   RankTable table;

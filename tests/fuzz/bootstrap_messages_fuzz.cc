@@ -12,7 +12,7 @@ namespace {
 using bootstrap::FrameParser;
 
 void Decode(uint8_t kind, Data body) {
-  switch (kind % 6) {
+  switch (kind % 8) {
     case 0: {
       const Result<bootstrap::Registration> registration = bootstrap::Registration::Decode(body);
       if (registration.ok()) {
@@ -35,6 +35,19 @@ void Decode(uint8_t kind, Data body) {
       break;
     }
     case 4: (void)TransportOffer::Decode(body); break;
+    case 5: {
+      const auto links = bootstrap::DecodeLinks(body, 1, 3);
+      if (!links.ok()) break;
+      for (const MeasuredLink& link : *links) Require(link.b == 0 || link.b == 2, "a peer");
+      break;
+    }
+    case 6: {
+      const Result<Sites> sites = bootstrap::DecodeSites(body, 3);
+      if (!sites.ok()) break;
+      for (const int site : sites->of_host) Require(site < sites->count, "a site");
+      (void)sites->RoundTripUs(sites->count - 1, sites->count - 1);
+      break;
+    }
     default: {
       const Result<bootstrap::Blobs> blobs = bootstrap::DecodeBlobs(body, 3);
       if (!blobs.ok()) break;

@@ -151,9 +151,15 @@ TEST(TunerTableTest, ALongRoundTripReplacesTheDefault) {
   EXPECT_EQ(BytesUnderWay(table.costs()), 20'000'000'000u / 8500);  // 2.35 MB
   table.SetLink(UINT32_MAX, UINT32_MAX);
   EXPECT_EQ(table.costs().network_latency_ns, kMostCostNs);
+  table.SetLink(1000, 90);  // the rendezvous is far, but no rank is
+  EXPECT_EQ(table.costs().network_latency_ns, CostConstants().network_latency_ns);
   TunerTable given = Parsed("cost network_latency_ns 7000");
   given.SetLink(1000, 20'000);
   EXPECT_EQ(given.costs().network_latency_ns, 7000u);
+  EXPECT_EQ(given.costs().site_latency_ns, 7000u);  // it stands for all links
+  TunerTable both = Parsed("cost network_latency_ns 7000\ncost site_latency_ns 9");
+  both.SetLink(1000, 20'000);
+  EXPECT_EQ(both.costs().site_latency_ns, 9u);
   // A file can also say that links are long.
   EXPECT_EQ(BytesUnderWay(Parsed("cost network_latency_ns 500000").costs()), 1'000'000'000u / 850);
 }
