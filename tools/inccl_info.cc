@@ -196,8 +196,9 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_flag("--side", options->side, "of --dump: with the agreement of compressed calls")
       ->needs(dump);
   app->add_flag("--dot", options->dot, "of --dump: Graphviz")->needs(dump);
-  app->add_option("--hosts", options->hosts,
-                  "ranks of each host, e.g. 4,4: ranks 0..3 and 4..7 (one host)");
+  app->add_option(
+      "--hosts", options->hosts,
+      "ranks of each host, e.g. 4,4: ranks 0..3 and 4..7 (one host); / begins another site");
   app->add_option("--root", options->root, "of broadcast and reduce (0)");
   app->add_option("--channels", options->channels, "independent lanes (configured; --dump: 1)")
       ->check(CLI::Range(1, 32));

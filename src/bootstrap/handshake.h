@@ -45,7 +45,7 @@
 
 namespace inccl::bootstrap {
 
-inline constexpr uint8_t kProtocolVersion = 4;
+inline constexpr uint8_t kProtocolVersion = 5;
 inline constexpr size_t kAskBytes = 8;
 inline constexpr size_t kGreetingBytes = 64;
 inline constexpr size_t kHelloBytes = 120;

@@ -87,6 +87,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                       .rank = ends_.rank,
                       .peer_names = ends_.peer_names,
                       .hosts = &ends_.hosts,
+                      .sites = &ends_.sites,
                       .sockets = ends_.sockets,
                       .liveness = &liveness_,
                       .sticky_error = &sticky_error_,

@@ -37,6 +37,7 @@
 #include "stream/batch.h"
 #include "stream/worker.h"
 #include "topology/host_map.h"
+#include "topology/sites.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -47,6 +48,7 @@ struct CommEnds {
   std::unique_ptr<Transport> transport;
   std::vector<pid_t> pids;  // of the ranks on this machine, one for each
   HostMap hosts;
+  Sites sites;
   std::string id;                       // equal on all ranks; different for each communicator
   std::shared_ptr<SocketList> sockets;  // may be null
 };

@@ -53,6 +53,13 @@ std::string List(const Items& items, Function&& text_of) {
   return text += ']';
 }
 
+// The sites of the hosts, and the round trips between sites a and b at [a * count + b].
+std::string SitesJson(const Sites& sites) {
+  const auto number = [](auto value) { return fmt::format("{}", value); };
+  return fmt::format(R"({{"of_host":{},"round_trip_us":{}}})", List(sites.of_host, number),
+                     List(sites.round_trip_us, number));
+}
+
 }  // namespace
 
 std::string StatusReport::RankJson(int rank, const RankStatus& status) const {
@@ -83,10 +90,10 @@ std::string StatusReport::StatusJson() {
                                 ? JsonString(subject_.sticky_error->error().message())
                                 : std::string("null");
   return fmt::format(
-      R"({{"id":"{}","name":{},"rank":{},"transport":"{}","completed":{},"error":{},"ranks":{},)"
-      R"("connections":{}}})",
+      R"({{"id":"{}","name":{},"rank":{},"transport":"{}","completed":{},"error":{},"sites":{},)"
+      R"("ranks":{},"connections":{}}})",
       subject_.id, JsonString(subject_.name), subject_.rank, subject_.transport,
-      subject_.completed->load(std::memory_order_relaxed), error, ranks,
+      subject_.completed->load(std::memory_order_relaxed), error, SitesJson(*subject_.sites), ranks,
       List(traffic, ConnectionJson));
 }
 

@@ -15,6 +15,7 @@
 #include "failure/liveness.h"
 #include "failure/sticky_error.h"
 #include "topology/host_map.h"
+#include "topology/sites.h"
 
 namespace inccl {
 
@@ -26,6 +27,7 @@ class StatusReport final : public StatusSource {
     int rank = 0;
     std::vector<std::string> peer_names;
     const HostMap* hosts = nullptr;
+    const Sites* sites = nullptr;
     std::shared_ptr<const SocketList> sockets;  // may be null
     Liveness* liveness = nullptr;
     const StickyError* sticky_error = nullptr;

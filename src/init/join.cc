@@ -111,6 +111,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     }
   }
   ends.hosts = hosts;
+  ends.sites = mesh->sites;
   ends.id = fmt::format("{:016x}", mesh->nonce_hash);
   ends.sockets = mesh->sockets;
   FAULT_POINT("init.after_attach");

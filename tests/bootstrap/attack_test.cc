@@ -359,7 +359,7 @@ class FloodTest : public ::testing::Test {
     if (const auto table = (*client)->Await(MessageKind::kTable); !table.ok()) {
       return table.status();
     }
-    (void)(*client)->Send(MessageKind::kDone, {});
+    (void)(*client)->Send(MessageKind::kDone, EncodeLinks({}));
     return (*client)->Await(MessageKind::kGo).status();
   }
   void ExpectTheRanksJoin(int nranks) {
@@ -523,7 +523,7 @@ TEST(RootTest, TheSlowAreCutOff) {
   registration.remaining = kSecond;
   ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
   EXPECT_TRUE((*client)->Await(MessageKind::kTable).ok());
-  ASSERT_TRUE((*client)->Send(MessageKind::kDone, {}).ok());
+  ASSERT_TRUE((*client)->Send(MessageKind::kDone, EncodeLinks({})).ok());
   EXPECT_TRUE((*client)->Await(MessageKind::kGo).ok());
 }
 
@@ -552,7 +552,7 @@ TEST_F(FloodTest, TheOwnRankLearnsOfADeathThatIsSeenBeforeItsLastMessage) {
   }
   for (const auto& client : clients) ASSERT_TRUE(client->Await(MessageKind::kTable).ok());
   clients.front().reset();
-  ASSERT_TRUE(clients[1]->Send(MessageKind::kDone, {}).ok());
+  ASSERT_TRUE(clients[1]->Send(MessageKind::kDone, EncodeLinks({})).ok());
   done = true;
   for (size_t i = 1; i < kRanks; ++i) {
     const Status status = clients[i]->Await(MessageKind::kGo).status();

@@ -158,7 +158,7 @@ TEST_P(HandshakeTest, TheDocumentedBytes) {
   client_nonce.fill(std::byte{0xBB});
   ServerHandshake server;
   server.Start(&terms_, 0x0506);
-  const std::vector<std::byte> head = Copy(AsBytes(std::string_view("icl2\4\0\0\0", 8)));
+  const std::vector<std::byte> head = Copy(AsBytes(std::string_view("icl2\5\0\0\0", 8)));
   if (Asks()) {
     ASSERT_EQ(server.Feed(head), ServerHandshake::State::kAsked);
   }
@@ -180,7 +180,7 @@ TEST_P(HandshakeTest, TheDocumentedBytes) {
   }
   // The client is this test, with a key pair of its own.
   const KeyExchange exchange = KeyExchange::Create().value();
-  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\4\1\7\0", 8)));
+  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\5\1\7\0", 8)));
   hello.insert(hello.end(), terms_.communicator.begin(), terms_.communicator.end());
   const std::vector<std::byte> ranks = FromHex("02010000040300000605000000000000");
   hello.insert(hello.end(), ranks.begin(), ranks.end());

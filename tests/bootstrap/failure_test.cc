@@ -240,11 +240,11 @@ TEST(PatienceTest, TheRendezvousSaysWhoIsMissing) {
   for (const uint32_t rank : {1u, 2u}) ranks.push_back(come(rank));
   for (const auto& rank : ranks) EXPECT_TRUE(rank->Await(MessageKind::kTable).ok());
   for (const size_t place : {0u, 1u, 3u}) {  // ranks 0, 3 and 2
-    EXPECT_TRUE(ranks[place]->Send(MessageKind::kDone, {}).ok());
+    EXPECT_TRUE(ranks[place]->Send(MessageKind::kDone, EncodeLinks({})).ok());
   }
   EXPECT_CONTAINS(log.Await("for rank 1 of 4"),
                   "init: still waiting, after 100 ms, for rank 1 of 4 to connect");
-  EXPECT_TRUE(ranks[2]->Send(MessageKind::kDone, {}).ok());
+  EXPECT_TRUE(ranks[2]->Send(MessageKind::kDone, EncodeLinks({})).ok());
   for (const auto& rank : ranks) EXPECT_TRUE(rank->Await(MessageKind::kGo).ok());
 }
 

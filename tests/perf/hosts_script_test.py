@@ -22,12 +22,12 @@ PRIVATE = "HOSTS_SCRIPT_TEST_PRIVATE"
 def long_links(script, binary_dir):
     """A packet is not there before its time, ranks find that out while they join, and no bit depends on it."""
     bench = binary_dir + "/perf/allreduce_bench"
-    arguments = [bench, "--init", "id", "-b", "16K", "-e", "12M", "-f", "768", "-n", "1", "-w", "1", "--codec", "hbi:bits=6", "--codec", "none",
-                 "--reproducible", "--digest", "--csv"]
+    arguments = [bench, "--init", "id", "-b", "16K", "-n", "1", "-w", "1", "--codec", "hbi:bits=6", "--digest", "--csv"]
+    windows = ["-e", "12M", "-f", "768", "--codec", "none", "--reproducible"]
     # The smaller call sends inputs, to save a message; the larger one has several windows.
 
-    def run(*of_script, **variables):
-        told = subprocess.run([script, "run", "-h", "2", *of_script, *arguments], capture_output=True, text=True, timeout=120,
+    def run(*of_script, hosts="2", more=windows, **variables):
+        told = subprocess.run([script, "run", "-h", hosts, *of_script, *arguments, *more], capture_output=True, text=True, timeout=120,
                               env={**os.environ, "INCCL_DEBUG": "INFO", **variables})
         assert told.returncode == 0, told
         rows = [line for line in told.stdout.splitlines() if line.startswith(("op,", "allreduce,"))]
@@ -42,6 +42,12 @@ def long_links(script, binary_dir):
         assert all(bits == 32 if size == "16384" else bits < 7 for size, bits in coded), coded
         round_trips = [float(found) for found in re.findall(r"a round trip of ([0-9.]+) ms", told)]
         assert round_trips and min(round_trips) >= 30, told
+    # Four hosts on two sites, host by host in turn: sites are groups of the hierarchical algorithm.
+    small = ["-e", "1M", "-f", "64"]
+    _, near = run("-r", "none", hosts="4", more=small)
+    told, far = run("-r", "200mbit", "-d", "15", "-S", "2:200mbit", hosts="4", more=small, INCCL_ALGO="allreduce:hierarchical")
+    assert len(near) == len(far) == 4 and [row["digest"] for row in near] == [row["digest"] for row in far], (near, far)
+    assert len(re.findall(r"a round trip of 3[0-9.]+ ms, [0-9]+ bytes under way, 2 sites", told)) == 4, told
 
 
 def main():

@@ -328,6 +328,7 @@ TEST(InfoCommandLineTest, MistakesAreNamed) {
       {"--dump ring 257", "257"},
       {"--dump ring 1", "1 ranks"},
       {"--dump ring x", "\"x\""},
+      {"--dump ring 4 --hosts 2/2,", "hosts \"2/2,\" are not numbers of ranks, 4 together"},
       {"--dump ring 4 --hosts 2,3", "hosts \"2,3\" are not numbers of ranks, 4 together"},
       {"--dump ring 4 --hosts 2,1", "4 together"},
       {"--dump ring 4 --hosts 4,0", "4 together"},

@@ -91,6 +91,8 @@ TEST(StatusReportTest, AsText) {
       R"([{"peer":1,"use":"control","over":"unix"},
           {"peer":2,"use":"data","over":"tcp","sent":5,"received":6,"acknowledged":5,
            "retransmits":3,"rtt_us":80,"quiet_ms":40}])");
+  answer["communicators"][0]["sites"] =
+      Json::parse(R"({"of_host":[0,1,0],"round_trip_us":[90,20100,20100,0]})");
   const std::vector<Json> answers = {answer};
   EXPECT_EQ(tools::StatusText(tools::JoinAnswers(answers, 500), true),
             R"(communicator c "x": 3 ranks on 2 hosts, shm
@@ -98,6 +100,8 @@ TEST(StatusReportTest, AsText) {
        failed: it has failed
      1 host:1: outside the library, after op 6
      2 host:9: has not answered for 1.2 s
+  site 0: hosts 0, 2; round trips 20.1 ms to site 1
+  site 1: hosts 1
   late: rank 1 (host:1), outside the library, after op 6; rank 0 waits for it in op 7 allreduce(), for 0.9 s
     0 - 1: control, unix
     0 - 2: data, tcp, sent 5 B, received 6 B, 3 retransmits, round trip 80 us, nothing received for 40 ms

@@ -67,21 +67,26 @@ Result<uint64_t> ParseSize(std::string_view text) {
 Result<HostMap> ParseHosts(std::string_view text, int nranks) {
   if (text.empty()) return HostMap();
   std::vector<uint64_t> identities;
+  std::vector<int> sites = {0};  // of the hosts so far and the next one
   std::string_view rest = text;
   for (uint64_t host = 0; identities.size() <= static_cast<size_t>(nranks); ++host) {
-    const size_t comma = rest.find(',');
-    const Result<uint64_t> ranks = ParseSize(rest.substr(0, comma));
+    const size_t end = rest.find_first_of(",/");
+    const Result<uint64_t> ranks = ParseSize(rest.substr(0, end));
     const size_t most = static_cast<size_t>(nranks) + 1;
     if (!ranks.ok() || *ranks == 0) break;
     identities.insert(identities.end(), std::min<size_t>(*ranks, most), host);
-    if (comma == rest.npos) {
+    if (end == rest.npos) {
       if (identities.size() != static_cast<size_t>(nranks)) break;
-      return HostMap(identities);
+      HostMap hosts(identities);
+      hosts.SetSites(std::move(sites));
+      return hosts;
     }
-    rest.remove_prefix(comma + 1);
+    sites.push_back(sites.back() + (rest[end] == '/' ? 1 : 0));
+    rest.remove_prefix(end + 1);
   }
-  return InvalidArgument(
-      fmt::format("hosts \"{}\" are not numbers of ranks, {} together, such as 4,4", text, nranks));
+  return InvalidArgument(fmt::format(
+      "hosts \"{}\" are not numbers of ranks, {} together, such as 4,4, or 4,4/4 with two sites",
+      text, nranks));
 }
 
 // The schedules of all ranks are made and proven.

@@ -28,7 +28,8 @@ Result<Collective> ParseCollective(std::string_view name);
 Result<Algorithm> ParseAlgorithm(std::string_view name);
 Result<DataType> ParseDataType(std::string_view name);
 Result<ReduceOp> ParseReduceOp(std::string_view name);
-// "4,2,1": the numbers of ranks of the hosts, which hold the ranks in order. kInvalidArgument if
+// "4,2/1": the numbers of ranks of the hosts, which hold the ranks in order; a slash begins another
+// site. kInvalidArgument if
 // they are not `nranks` together; no ranks if the text is empty.
 Result<HostMap> ParseHosts(std::string_view text, int nranks);
 // "4096", "64K", "1M", "2G": powers of 1024.

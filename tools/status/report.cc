@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <vector>
 
 namespace inccl::tools {
 namespace {
@@ -94,6 +95,28 @@ std::string LateText(const Json& communicator, const Json& late) {
                      late["waiting"].size() == 1 ? "waits" : "wait", place, Seconds(longest));
 }
 
+// The pairs of sites, with the hosts of the first.
+std::string SitesText(const Json& sites) {
+  const std::vector<size_t> of_host = sites.value("of_host", std::vector<size_t>());
+  const std::vector<uint64_t> round_trips = sites.value("round_trip_us", std::vector<uint64_t>());
+  const size_t count = of_host.empty() ? 1 : 1 + *std::max_element(of_host.begin(), of_host.end());
+  std::string text;
+  for (size_t a = 0; a < count && count > 1; ++a) {
+    text += fmt::format("  site {}: hosts", a);
+    for (size_t host = 0, told = 0; host < of_host.size(); ++host) {
+      if (of_host[host] == a) text += fmt::format("{} {}", told++ == 0 ? "" : ",", host);
+    }
+    for (size_t b = a + 1; b < count; ++b) {
+      constexpr double kUsPerMs = 1000;
+      const uint64_t us = round_trips.at(a * count + b);
+      text += fmt::format("{} {:.1f} ms to site {}", b == a + 1 ? "; round trips" : ",",
+                          static_cast<double>(us) / kUsPerMs, b);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
 std::string ConnectionText(int rank, const Json& connection) {
   std::string text =
       fmt::format("    {} - {}: {}, {}", rank, connection["peer"].get<int>(),
@@ -119,6 +142,7 @@ Json JoinAnswers(std::span<const Json> answers, int late_ms) {
         communicator = {{"id", found["id"]},
                         {"name", found["name"]},
                         {"transport", found["transport"]},
+                        {"sites", found.value("sites", Json::object())},
                         {"ranks", found["ranks"]}};
       }
       Merge(found, answer["pid"], &communicator);
@@ -155,6 +179,7 @@ std::string StatusText(const Json& communicators, bool connections) {
         text += fmt::format("       failed: {}\n", rank["error"].get<std::string>());
       }
     }
+    text += SitesText(communicator["sites"]);
     for (const Json& late : communicator["late"]) text += LateText(communicator, late);
     if (communicator["circle"].get<bool>()) text += "  late: none; ranks wait for each other\n";
     if (!connections) continue;
