@@ -103,6 +103,10 @@ int RunExplain(const Options& options) {
   if (!resolved.ok()) return Fail(kBadConfiguration, resolved.status().message());
   // Of this machine, where ranks would take the slowest of all.
   resolved->comm.tuner_table.SetLink(bootstrap::LinkMbps(resolved->environment.socket_ifname), 0);
+  if (!resolved->environment.slot_bytes_given) {
+    resolved->comm.slot_bytes_max =
+        DefaultSlotBytes(UnderWay(resolved->comm.tuner_table.costs(), &request->hosts));
+  }
   Result<Explanation> explanation = Explain(*request, resolved->comm);
   if (!explanation.ok()) return Fail(kBadCommandLine, explanation.status().message());
   const Json section = ExplainSection(*request, resolved->comm, *explanation);

@@ -96,12 +96,15 @@ class Builder {
                              .first_end = static_cast<uint32_t>(fleet_->ends.size()),
                              .ends = static_cast<uint16_t>(consumers.size()),
                              .remote = !hosts_.SameHost(lane.producer, consumers.front()),
+                             .far = SiteOf(lane.producer) != SiteOf(consumers.front()),
                              .side = lane.lane_class == LaneClass::kSide});
     for (const int consumer : consumers) {
       fleet_->ends.push_back({.consumer = static_cast<uint32_t>(consumer), .lane = index});
     }
     return index;
   }
+
+  int SiteOf(int rank) const { return hosts_.SiteOf(hosts_.HostOf(rank)); }
 
   // The consumers on the producer's host.
   std::span<const int> Local(const ScheduleLane& lane) {
@@ -188,12 +191,16 @@ Result<Fleet> MakeFleet(ScheduleRequest request, const HostMap& hosts) {
   return fleet;
 }
 
-HostMap EqualHosts(int ranks, int per_host) {
+HostMap EqualHosts(int ranks, int per_host, int sites) {
   std::vector<uint64_t> identities;
   for (int rank = 0; rank < ranks; ++rank) {
     identities.push_back(static_cast<uint64_t>(rank / per_host));
   }
-  return HostMap(identities);
+  HostMap hosts(identities);
+  std::vector<int> site_of;
+  for (int host = 0; host < hosts.hosts(); ++host) site_of.push_back(host * sites / hosts.hosts());
+  hosts.SetSites(std::move(site_of));
+  return hosts;
 }
 
 }  // namespace inccl::perf

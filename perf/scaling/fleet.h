@@ -46,6 +46,7 @@ struct FleetLane {
   uint16_t ends = 0;    // one for each consumer
   uint8_t strand = 0;   // of the producer
   bool remote = false;  // the consumer, which is the only one, is on another host
+  bool far = false;     // of another site
   bool side = false;
 };
 
@@ -64,8 +65,8 @@ struct Fleet {
 // `request` says everything but the rank.
 Result<Fleet> MakeFleet(ScheduleRequest request, const HostMap& hosts);
 
-// `ranks` ranks, `per_host` neighbours on each host.
-HostMap EqualHosts(int ranks, int per_host);
+// `ranks` ranks, `per_host` neighbours on each host, as many neighbouring hosts on each site.
+HostMap EqualHosts(int ranks, int per_host, int sites = 1);
 
 }  // namespace inccl::perf
 

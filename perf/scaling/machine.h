@@ -18,6 +18,10 @@ struct Machine {
   double message = 7000;
   double message_byte = 0.29;
 
+  // Between hosts of different sites. A site's hosts share its link; 0: each has its own.
+  double site_latency = 0;
+  double site_gbps = 0;
+
   // Inside a host, over shared memory.
   double local_latency = 500;
 

@@ -29,8 +29,10 @@ struct Options {
   std::vector<uint64_t> bytes = {64u << 20};
   std::vector<std::string> codecs = {"none", "hbi:bits=6"};
   std::vector<double> gbps = {10};
+  int sites = 1;
+  double round_trip_ms = 20;
   std::vector<std::string> algorithms = {"auto"};
-  uint64_t slot_bytes_max = 64 << 20;
+  std::optional<uint64_t> slot_bytes_max;
   uint32_t slice_bytes = 128 * 1024;
   bool offload = false, estimate_only = false;
   Machine machine;
@@ -71,21 +73,43 @@ class Program {
   }
 
  private:
+  // What ranks know of the links, as if drivers and sites told it.
+  TunerTable TableFor(double gbps) const {
+    constexpr double kUsPerMs = 1000, kMbpsPerGbps = 1000;
+    TunerTable table;
+    if (options_.sites > 1) {
+      if (options_.machine.site_gbps > 0) {
+        const double ps = 8000 / options_.machine.site_gbps * options_.machine.framing;
+        table = *TunerTable::Parse(fmt::format("cost site_byte_ps {:.0f}", ps), "--site-gbps");
+      }
+      table.SetLink(static_cast<uint32_t>(gbps * kMbpsPerGbps),
+                    static_cast<uint32_t>(options_.round_trip_ms * kUsPerMs));
+    }
+    return table;
+  }
+
+  SlotBudget SlotsOn(const HostMap& hosts, double gbps) const {
+    const uint64_t under_way = UnderWay(TableFor(gbps).costs(), &hosts);
+    return {.bytes = options_.slot_bytes_max.value_or(DefaultSlotBytes(under_way)),
+            .slice_bytes = options_.slice_bytes,
+            .under_way = under_way};
+  }
+
   Result<Row> RowOf(int ranks, const std::string& algorithm, uint64_t bytes,
-                    const std::string& codec, const HostMap& hosts) const {
-    const TunerCall call{{.nranks = ranks, .count = bytes / sizeof(float)},
-                         codec != "none",
-                         false,
-                         {},
-                         false,
-                         &hosts,
-                         {.bytes = options_.slot_bytes_max, .slice_bytes = options_.slice_bytes}};
-    const Result<Choice> usual = Choose(call, AlgorithmFilter());
+                    const std::string& codec, const Codec& made, const HostMap& hosts,
+                    double gbps) const {
+    TunerCall call{{.nranks = ranks, .count = bytes / sizeof(float)}};
+    call.compressed = codec != "none";
+    call.hosts = &hosts;
+    call.slots = SlotsOn(hosts, gbps);
+    if (call.compressed) call.wire = WireBitsOf(made, call.collective, ranks);
+    const TunerTable table = TableFor(gbps);
+    const Result<Choice> usual = Choose(call, AlgorithmFilter(), table);
     TunerCall unlimited = call;
     unlimited.slots.bytes = UINT64_MAX;
     Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(algorithm == "auto" ? "" : algorithm);
     if (!filter.ok()) return filter.status();
-    const Result<Choice> choice = Choose(algorithm == "auto" ? call : unlimited, *filter);
+    const Result<Choice> choice = Choose(algorithm == "auto" ? call : unlimited, *filter, table);
     if (!choice.ok()) return choice.status();
     Row row{ranks, bytes, codec, *choice, usual.ok() && usual->algorithm == choice->algorithm};
     row.slice_bytes = SliceBytesFor(call.collective, choice->algorithm, ranks, &hosts, call.slots);
@@ -96,16 +120,19 @@ class Program {
 
   Status RunRanks(int ranks, const std::string& algorithm) {
     const int per_host = std::min(options_.per_host, ranks);
-    const HostMap hosts = EqualHosts(ranks, per_host);
+    const HostMap hosts = EqualHosts(ranks, per_host, options_.sites);
     for (const std::string& codec : options_.codecs) {
       for (const uint64_t bytes : options_.bytes) {
         Result<std::unique_ptr<Payloads>> payloads =
             Payloads::Make(codec, ranks, bytes / sizeof(float));
         if (!payloads.ok()) return payloads.status();
-        Result<Row> row = RowOf(ranks, algorithm, bytes, codec, hosts);
-        if (!row.ok()) return row.status();
-        if (Status status = RunRow(*row, hosts, per_host, payloads->get()); !status.ok()) {
-          return status;
+        for (const double gbps : options_.gbps) {
+          Result<Row> row =
+              RowOf(ranks, algorithm, bytes, codec, (*payloads)->codec(), hosts, gbps);
+          if (!row.ok()) return row.status();
+          if (Status status = RunRow(*row, hosts, per_host, gbps, payloads->get()); !status.ok()) {
+            return status;
+          }
         }
       }
     }
@@ -127,31 +154,33 @@ class Program {
     return &*fleet_;
   }
 
-  Status RunRow(const Row& row, const HostMap& hosts, int per_host, Payloads* payloads) {
+  Status RunRow(const Row& row, const HostMap& hosts, int per_host, double gbps,
+                Payloads* payloads) {
     const CollectiveArgs args{.nranks = row.ranks, .count = row.bytes / sizeof(float)};
-    const Chunking chunking = CutCall(args, payloads->codec(), 1, row.slice_bytes);
-    std::optional<Simulation> simulation;
+    const SlotBudget budget = SlotsOn(hosts, gbps);
+    const SlotOptions slots =
+        SlotsOf(args.collective, row.choice.algorithm, row.ranks, &hosts, budget, row.slice_bytes);
+    const Chunking chunking = CutCall(args, payloads->codec(), 1, row.slice_bytes,
+                                      LongLinksFor(slots, &hosts, budget.under_way));
+    Machine machine = options_.machine;
+    machine.gbps = gbps;
+    constexpr double kNsPerMs = 1e6;
+    if (options_.sites > 1) machine.site_latency = options_.round_trip_ms * kNsPerMs / 2;
+    const double start = Now();
+    CallTotals totals;
     if (!options_.estimate_only) {
       Result<const Fleet*> fleet = FleetOf(row, payloads->codec().side_phases().size(), hosts);
       if (!fleet.ok()) return fleet.status();
-      simulation.emplace(*fleet, &hosts, SlotsFor(row.slice_bytes));
+      Result<CallTotals> ran = Simulation(*fleet, &hosts, slots).Run(chunking, machine, payloads);
+      if (!ran.ok()) return ran.status();
+      totals = *ran;
     }
-    for (const double gbps : options_.gbps) {
-      Machine machine = options_.machine;
-      machine.gbps = gbps;
-      const double start = Now();
-      CallTotals totals;
-      if (simulation) {
-        Result<CallTotals> ran = simulation->Run(chunking, machine, payloads);
-        if (!ran.ok()) return ran.status();
-        totals = *ran;
-      }
-      const TimeEstimate estimate =
+    TimeEstimate estimate;  // the formula knows one site
+    if (options_.sites == 1) {
+      estimate =
           Estimate(row.choice.algorithm, {hosts.hosts(), per_host}, chunking, machine, payloads);
-      const Status printed = Print(row, per_host, gbps, totals, estimate, Now() - start);
-      if (!printed.ok()) return printed;
     }
-    return Status::Ok();
+    return Print(row, per_host, gbps, totals, estimate, Now() - start);
   }
 
   Status Print(const Row& row, int per_host, double gbps, const CallTotals& totals,
@@ -169,6 +198,10 @@ class Program {
         {"algorithm", Name(row.choice.algorithm)},
         {"gbps", gbps},
         {"offload", options_.offload},
+        {"sites", options_.sites},
+        {"round_trip_ms", options_.sites > 1 ? options_.round_trip_ms : 0},
+        {"site_gbps", options_.machine.site_gbps},
+        {"site_sent", totals.site_sent},
         {"processors_per_rank", options_.machine.processors_per_rank},
         {"simulated_s", totals.seconds},
         {"link_s", estimate.link},
@@ -210,10 +243,17 @@ int Main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--codec", options.codecs, "none or hbi:..., once for each codec");
   list("--gbps", &options.gbps, "rates of a host's link in each direction, in Gbit/s");
+  app.add_option("--sites", options.sites, "sites, with as many hosts each")
+      ->check(CLI::Range(1, kMostSites))
+      ->capture_default_str();
+  app.add_option("--round-trip", options.round_trip_ms, "between sites, in milliseconds")
+      ->check(CLI::Range(1.0, 2000.0))
+      ->capture_default_str();
+  app.add_option("--site-gbps", machine.site_gbps,
+                 "rate of a site's link; 0: hosts have their own");
   list("--algo", &options.algorithms, "algorithms as in INCCL_ALGO; auto: the library's choice");
   app.add_option("--slot-bytes-max", options.slot_bytes_max, "INCCL_SLOT_BYTES_MAX")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
+      ->transform(CLI::AsSizeValue(false));
   app.add_option("--slice-bytes", options.slice_bytes, "INCCL_SLICE_BYTES")
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();

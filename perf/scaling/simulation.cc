@@ -25,20 +25,27 @@ void Simulation::Reset() {
   events_ = {};
   lanes_.assign(fleet_->lanes.size(), {});
   ends_.assign(fleet_->ends.size(), {});
+  size_t times = 0;
+  for (size_t end = 0; end < ends_.size(); ++end) {
+    ends_[end].times = times;
+    times += DepthOf(fleet_->lanes[fleet_->ends[end].lane]);
+  }
+  seen_.assign(times, 0);
+  credited_.assign(times, 0);
   std::fill(strands_.begin(), strands_.end(), Strand{});
   ranks_.assign(fleet_->ranks.size(), {});
   link_.assign(static_cast<size_t>(hosts_->hosts()), {});
+  site_links_.assign(static_cast<size_t>(hosts_->sites()), {});
 }
 
 Result<CallTotals> Simulation::Run(const Chunking& chunking, const Machine& machine,
                                    Payloads* payloads) {
-  if (std::max(slots_.data_depth, slots_.side_depth) > kMostDepth) {
-    return InvalidArgument(fmt::format("lanes have at most {} slots", kMostDepth));
-  }
   chunking_ = chunking;
   machine_ = machine;
   payloads_ = payloads;
   link_ps_per_byte_ = 8000 / machine.gbps * machine.framing;
+  site_ps_per_byte_ = machine.site_gbps > 0 ? 8000 / machine.site_gbps * machine.framing : 0;
+  site_latency_ = Picoseconds(machine.site_latency);
   processor_scale_ = std::max(1.0, 1 / machine.processors_per_rank);
   latency_ = Picoseconds(machine.latency);
   local_latency_ = Picoseconds(machine.local_latency);
@@ -64,7 +71,8 @@ Result<CallTotals> Simulation::Run(const Chunking& chunking, const Machine& mach
     busiest = std::max(busiest, rank.busy);
   }
   totals_.busy_seconds = static_cast<double>(busiest) * 1e-12;
-  for (const Host& host : link_) {
+  for (const Link& site : site_links_) totals_.site_sent = std::max(totals_.site_sent, site.sent);
+  for (const Link& host : link_) {
     totals_.most_sent = std::max(totals_.most_sent, host.sent);
     totals_.most_received = std::max(totals_.most_received, host.received);
   }
@@ -102,17 +110,23 @@ void Simulation::Wake(uint32_t rank, uint8_t strand, Time time) {
 }
 
 void Simulation::OnMessage(const Event& event) {
-  Host& host = link_[static_cast<size_t>(
-      hosts_->HostOf(static_cast<int>(fleet_->ends[event.index].consumer)))];
-  const Time begin = std::max(now_, host.receives_until);
-  host.receives_until = begin + static_cast<Time>(event.bytes * link_ps_per_byte_);
+  const FleetEnd& end = fleet_->ends[event.index];
+  Link& host = link_[static_cast<size_t>(hosts_->HostOf(static_cast<int>(end.consumer)))];
+  Time begin = std::max(now_, host.receives_until), last = 0;
+  if (fleet_->lanes[end.lane].far) {
+    Link& site = SiteOf(end.consumer);
+    const Time entered = std::max(now_, site.receives_until);
+    last = site.receives_until = entered + static_cast<Time>(event.bytes * site_ps_per_byte_);
+    begin = std::max(begin, entered);
+  }
+  host.receives_until = std::max(last, begin + static_cast<Time>(event.bytes * link_ps_per_byte_));
   Arrive(event.index, host.receives_until);
 }
 
 void Simulation::Arrive(uint32_t index, Time seen) {
   End& end = ends_[index];
   const FleetEnd& known = fleet_->ends[index];
-  end.seen[end.arrived++ % DepthOf(fleet_->lanes[known.lane])] = seen;
+  seen_[end.times + end.arrived++ % DepthOf(fleet_->lanes[known.lane])] = seen;
   if (!end.waits) return;
   end.waits = false;
   Wake(known.consumer, known.strand, seen);
@@ -212,7 +226,8 @@ bool Simulation::TryStrand(uint32_t rank, uint16_t index) {
   }
   for (const Dependency& wait : strand.waits) {
     const Strand& other = *(StrandsOf(rank) + wait.strand);
-    if (other.finished || other.window + wait.lag > state.window) continue;
+    const uint32_t lag = wait.lag == 0 ? 0 : slots_.side_windows;
+    if (other.finished || other.window + lag > state.window) continue;
     state.waits_for_strand = true;
     state.ready = kNever;
     return false;
@@ -240,8 +255,9 @@ bool Simulation::InputsReady(uint32_t rank, const FleetStep& step, Strand* state
       return false;
     }
     const uint32_t depth = DepthOf(fleet_->lanes[fleet_->ends[operand.index].lane]);
-    if (end.seen[end.released % depth] > now_) {
-      state->ready = end.seen[end.released % depth];
+    const Time seen = seen_[end.times + end.released % depth];
+    if (seen > now_) {
+      state->ready = seen;
       return false;
     }
   }
@@ -264,8 +280,9 @@ bool Simulation::OutputsReady(uint32_t rank, const FleetStep& step, Strand* stat
         state->ready = kNever;
         return false;
       }
-      if (ends_[e].credited[slice % depth] > now_) {
-        state->ready = ends_[e].credited[slice % depth];
+      const Time credited = credited_[ends_[e].times + slice % depth];
+      if (credited > now_) {
+        state->ready = credited;
         return false;
       }
     }
@@ -306,8 +323,8 @@ void Simulation::Release(uint32_t rank, const FleetStep& step) {
     End& end = ends_[operand.index];
     const uint32_t lane_index = fleet_->ends[operand.index].lane;
     const FleetLane& known = fleet_->lanes[lane_index];
-    const Time seen = now_ + (known.remote ? latency_ : local_latency_);
-    end.credited[end.released++ % DepthOf(known)] = seen;
+    const Time seen = now_ + LatencyOf(known);
+    credited_[end.times + end.released++ % DepthOf(known)] = seen;
     if (!lanes_[lane_index].waits) continue;
     lanes_[lane_index].waits = false;
     Wake(known.producer, known.strand, seen);
@@ -346,16 +363,22 @@ void Simulation::Publish(uint32_t lane_index, uint32_t bytes) {
     return;
   }
   const uint32_t consumer = fleet_->ends[known.first_end].consumer;
-  Host& from = link_[static_cast<size_t>(hosts_->HostOf(static_cast<int>(known.producer)))];
-  Host& to = link_[static_cast<size_t>(hosts_->HostOf(static_cast<int>(consumer)))];
+  Link& from = link_[static_cast<size_t>(hosts_->HostOf(static_cast<int>(known.producer)))];
+  Link& to = link_[static_cast<size_t>(hosts_->HostOf(static_cast<int>(consumer)))];
   ++totals_.crossing_slices;
   totals_.crossing_bytes += bytes;
   from.sent += bytes;
   to.received += bytes;
   const uint32_t on_link = bytes + kHeaderBytes;
-  const Time begin = std::max(now_, from.sends_until);
+  Time begin = std::max(now_, from.sends_until);
   from.sends_until = begin + static_cast<Time>(on_link * link_ps_per_byte_);
-  Push(begin + latency_, known.first_end, on_link);
+  if (known.far) {
+    Link& site = SiteOf(known.producer);
+    site.sent += bytes;
+    begin = std::max(begin, site.sends_until);
+    site.sends_until = begin + static_cast<Time>(on_link * site_ps_per_byte_);
+  }
+  Push(begin + LatencyOf(known), known.first_end, on_link);
 }
 
 }  // namespace inccl::perf

@@ -3,8 +3,8 @@
 // Runs one call of a fleet in virtual time. Every rank takes the steps of its strands in the
 // executor's order (window, group of slices, step, slice; strands in the order of the schedule) as
 // soon as slices, credits and its processor allow. A step occupies the rank's processor; the
-// messages between hosts pass the link of the sending and then that of the receiving host, each in
-// the order in which they come.
+// messages between hosts pass the link of the sending and then that of the receiving host, those
+// between sites also the links of the sites, each in the order in which they come.
 #ifndef INCCL_PERF_SCALING_SIMULATION_H_
 #define INCCL_PERF_SCALING_SIMULATION_H_
 
@@ -28,13 +28,14 @@ struct CallTotals {
   uint64_t payload_bytes = 0;                        // theirs
   uint64_t crossing_slices = 0, crossing_bytes = 0;  // of these from host to host
   uint64_t most_sent = 0, most_received = 0;         // crossing bytes of one host
+  uint64_t site_sent = 0;                            // from one site to others, of the busiest
   double busy_seconds = 0;                           // processor time of the busiest rank
   uint64_t steps = 0;                                // slices of steps that have run
 };
 
 class Simulation {
  public:
-  // All arguments outlive it. `slots`: the depths of lanes are at most kMostDepth.
+  // All arguments outlive it.
   Simulation(const Fleet* fleet, const HostMap* hosts, const SlotOptions& slots);
 
   // Runs a call with empty lanes at the start. An error names a rank and the strand that waits for
@@ -42,7 +43,6 @@ class Simulation {
   Result<CallTotals> Run(const Chunking& chunking, const Machine& machine, Payloads* payloads);
 
  private:
-  static constexpr uint32_t kMostDepth = 4;
   using Time = uint64_t;  // picoseconds
   static constexpr Time kNever = UINT64_MAX;
 
@@ -58,9 +58,8 @@ class Simulation {
   };
   struct End {
     uint32_t arrived = 0, released = 0;
-    bool waits = false;         // the consumer's strand, for a slice
-    Time seen[kMostDepth];      // by slot: when the consumer sees the slice
-    Time credited[kMostDepth];  // by slot: when the producer sees its release
+    bool waits = false;  // the consumer's strand, for a slice
+    size_t times = 0;    // of the first of its lane's depth in seen_ and credited_
   };
   struct Strand {
     Time ready = 0;  // not before; kNever: something must happen first
@@ -78,7 +77,7 @@ class Simulation {
     uint32_t output = 0;  // of the running step: the next one to publish
     bool sent = false;    // its message has been paid for
   };
-  struct Host {
+  struct Link {
     Time sends_until = 0, receives_until = 0;
     uint64_t sent = 0, received = 0;
   };
@@ -91,7 +90,14 @@ class Simulation {
     return strands_.begin() + static_cast<std::ptrdiff_t>(first_strand_[rank]);
   }
   uint32_t DepthOf(const FleetLane& lane) const {
+    if (lane.remote) return lane.side ? slots_.network_side_depth : slots_.network_data_depth;
     return lane.side ? slots_.side_depth : slots_.data_depth;
+  }
+  Time LatencyOf(const FleetLane& lane) const {
+    return lane.far ? site_latency_ : lane.remote ? latency_ : local_latency_;
+  }
+  Link& SiteOf(uint32_t rank) {
+    return site_links_[static_cast<size_t>(hosts_->SiteOf(hosts_->HostOf(static_cast<int>(rank))))];
   }
   std::span<const FleetOperand> List(uint32_t rank, uint32_t at) const {
     const std::vector<FleetOperand>& operands = fleet_->ranks[rank].operands;
@@ -124,18 +130,21 @@ class Simulation {
   Chunking chunking_;
   Machine machine_;
   Payloads* payloads_ = nullptr;
-  double link_ps_per_byte_ = 0, processor_scale_ = 1;
-  Time latency_ = 0, local_latency_ = 0;
+  double link_ps_per_byte_ = 0, site_ps_per_byte_ = 0, processor_scale_ = 1;
+  Time site_latency_ = 0, latency_ = 0, local_latency_ = 0;
   bool large_ = false;
 
   Time now_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<Lane> lanes_;
   std::vector<End> ends_;
+  std::vector<Time> seen_;            // by end and slot: when the consumer sees the slice
+  std::vector<Time> credited_;        // likewise: when the producer sees its release
   std::vector<Strand> strands_;       // of all ranks
   std::vector<size_t> first_strand_;  // by rank
   std::vector<Rank> ranks_;
-  std::vector<Host> link_;
+  std::vector<Link> link_;        // by host
+  std::vector<Link> site_links_;  // by site
   CallTotals totals_;
 };
 

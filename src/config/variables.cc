@@ -156,9 +156,12 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseBytes(v, 4096, 4 << 20, &e->slice_bytes); }},
     {{"INCCL_SLOT_BYTES_MAX",
       "bytes of data slots that one algorithm may take per rank and communicator; slices become "
-      "smaller, and the library chooses algorithms with fewer peers, until they fit",
+      "smaller, and the library chooses algorithms with fewer peers, until they fit; where nothing "
+      "is "
+      "set and links are long, eight times what they hold, at most 1G",
       "65536 to 1099511627776 (64K to 1024G)", "67108864", "bytes"},
      [](Text v, Environment* e) {
+       e->slot_bytes_given = true;
        return ParseBytes(v, int64_t{1} << 16, int64_t{1} << 40, &e->slot_bytes_max);
      }},
     {{"INCCL_NT_STORE_BYTES",

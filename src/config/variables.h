@@ -41,6 +41,7 @@ struct Environment {
   int channels = 1;                               // INCCL_CHANNELS
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
   int64_t slot_bytes_max = 64 << 20;              // INCCL_SLOT_BYTES_MAX
+  bool slot_bytes_given = false;                  // it is set
   int64_t nt_store_bytes = 16 << 20;              // INCCL_NT_STORE_BYTES
   int threads = 1;                                // INCCL_THREADS
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated

@@ -100,6 +100,9 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   const std::string name = (*end)->caps().name;
   hosts.SetSites(mesh->sites.of_host);
   comm.tuner_table.SetLink(transport.slowest_link_mbps(), mesh->sites.LongestUs());
+  if (!options.environment.slot_bytes_given) {
+    comm.slot_bytes_max = DefaultSlotBytes(UnderWay(comm.tuner_table.costs(), &hosts));
+  }
 
   CommEnds ends;
   ends.rank = rank;

@@ -184,14 +184,15 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   if (!control.ok()) return control.status();
   options.control = *control;
   options.agreement = fmt::format(
-      "version={} algorithm={} tuner_table={:x} channels={} slice_bytes={} slot_bytes_max={} "
+      "version={} algorithm={} tuner_table={:x} channels={} slice_bytes={} slot_bytes_max={}{} "
       "reproducible={} codec={} link={}/{} "
       "transport={} ucx_tls={} net_security={} sockets_per_peer={} control_all_pairs={} "
       "heartbeat_ms={} dead_ms={}",
       CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.tuner_table.Digest(),
       options.comm.channels, options.comm.slice_bytes, options.comm.slot_bytes_max,
-      options.comm.reproducible ? 1 : 0, options.comm.default_codec->identity(), env->link_gbps,
-      env->link_us, env->transport.empty() ? "default" : env->transport,
+      env->slot_bytes_given ? "" : "+", options.comm.reproducible ? 1 : 0,
+      options.comm.default_codec->identity(), env->link_gbps, env->link_us,
+      env->transport.empty() ? "default" : env->transport,
       env->ucx_tls.empty() ? "default" : env->ucx_tls, Name(env->net_security),
       env->sockets_per_peer, env->control_all_pairs, options.control.heartbeat / kMillisecond,
       options.control.dead_after == kNever ? 0 : options.control.dead_after / kMillisecond);

@@ -38,7 +38,7 @@ struct PhaseWidth {
 };
 
 uint64_t PhaseNs(const CostShape& shape, const PhaseWidth& width, const CostConstants& c) {
-  const uint64_t units = width.units + (width.coded ? shape.widening * WireBits::kUnit : 0);
+  const uint64_t units = width.units + (width.coded ? shape.widening : 0);
   const uint64_t on_chain = 2 * shape.network_hops;  // the latency counts both ends
   const uint64_t further =
       shape.network_messages > on_chain ? shape.network_messages - on_chain : 0;

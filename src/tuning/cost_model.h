@@ -75,8 +75,8 @@ struct CostShape {
   uint64_t added_elements = 0;
   // What the codec of one rank does.
   uint64_t encoded_elements = 0, decoded_elements = 0, hop_sums = 0;
-  // Bits by which the average element on the link is wider than one contribution, in a codec whose
-  // sums grow.
+  // By how much the average element on the link is wider than one contribution, in 16ths of a bit,
+  // in a codec whose sums grow.
   uint64_t widening = 0;
 
   bool operator==(const CostShape&) const = default;

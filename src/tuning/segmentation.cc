@@ -99,9 +99,9 @@ uint64_t SlotBytes(Collective collective, Algorithm algorithm, int nranks, const
 SlotOptions SlotsOf(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,
                     const SlotBudget& budget, uint32_t slice_bytes) {
   SlotOptions slots = SlotsFor(slice_bytes, budget.under_way);
-  const uint64_t least =
-      std::max<uint64_t>(1, SlotBytes(collective, algorithm, nranks, hosts, budget, slice_bytes));
-  const uint64_t fit = budget.bytes / least * kDataDepth;
+  const uint64_t of_one_each =
+      SlotBytes(collective, algorithm, nranks, hosts, budget, slice_bytes) / kDataDepth;
+  const uint64_t fit = budget.bytes / std::max<uint64_t>(1, of_one_each);
   slots.network_data_depth = static_cast<uint16_t>(
       std::min<uint64_t>(slots.network_data_depth, std::max<uint64_t>(fit, kDataDepth)));
   return slots;

@@ -100,6 +100,13 @@ struct SlotBudget {
 // the links are short, or there is one host.
 uint64_t UnderWay(const CostConstants& costs, const HostMap* hosts);
 
+// INCCL_SLOT_BYTES_MAX where it is not given: enough for slots to hold what long links do, if they
+// are filled to a quarter.
+inline uint64_t DefaultSlotBytes(uint64_t under_way) {
+  constexpr uint64_t kLeast = 64 << 20, kMost = uint64_t{1} << 30;
+  return std::clamp(8 * under_way, kLeast, kMost);
+}
+
 // An upper bound of the data slots of the rank that has the most of them. `hosts`: nullptr for one
 // host.
 uint64_t SlotBytes(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts,

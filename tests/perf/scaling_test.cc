@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "perf/scaling/fleet.h"
 #include "perf/scaling/simulation.h"
 #include "tuning/segmentation.h"
+#include "tuning/tuner.h"
 #include "verify/sim_world.h"
 #include "world/limits.h"
 
@@ -219,6 +221,92 @@ TEST(ScalingTest, MessagesShareTheLinkOfAHost) {
   const Case c{Algorithm::kOneShot, 4, 1, 4096};
   const double bytes = 4 * 4096 + 64;
   EXPECT_NEAR(Simulate(c, machine).seconds, ((2 + 3) * bytes + 10000) * 1e-9, 1e-8);
+}
+
+// Two hosts on two sites: the message takes the sites' latency, and their link as well as its own.
+TEST(ScalingTest, MessagesBetweenSitesPassTheirLinks) {
+  Machine machine = SimpleMachine();
+  machine.site_latency = 1e6;
+  const HostMap hosts = EqualHosts(4, 1, 2);
+  EXPECT_EQ(hosts.sites(), 2);
+  const auto seconds = [&] {
+    const Case c{Algorithm::kOneShot, 4, 1, 256};
+    Result<std::unique_ptr<Payloads>> payloads = Payloads::Make(c.codec, c.ranks, c.count);
+    Result<Fleet> fleet = MakeFleet(RequestOf(c, (*payloads)->codec()), hosts);
+    Simulation simulation(&*fleet, &hosts, SlotsFor(c.slice_bytes));
+    return simulation.Run(ChunkingOf(c, (*payloads)->codec()), machine, payloads->get())->seconds;
+  };
+  const double own = seconds();
+  EXPECT_GT(own, 1e-3);
+  EXPECT_LT(own, 1.1e-3);
+  // Four messages of 1088 bytes pass one link, at 10 ns a byte.
+  machine.site_gbps = machine.gbps / 10;
+  EXPECT_NEAR(seconds() - own, 4 * 1088 * 10e-9, 1e-5);
+}
+
+// An independent judge of the cost model: of the algorithms that the simulation runs, the chosen
+// one is not far from the fastest, compressed or not, on one site and on several.
+TEST(ScalingTest, TheTunerChoosesNearTheFastest) {
+  struct Place {
+    int ranks, per_host, sites;
+    double round_trip_ms;
+    const char* costs;
+  };
+  double worst = 1, product = 1;
+  int calls = 0;
+  for (const Place& place : {Place{4, 1, 1, 0, ""},
+                             {8, 2, 1, 0, ""},
+                             {16, 4, 1, 0, ""},
+                             {8, 1, 2, 20, ""},
+                             {16, 1, 2, 20, "cost site_byte_ps 8365"},
+                             {16, 2, 2, 50, ""}}) {
+    const HostMap hosts = EqualHosts(place.ranks, place.per_host, place.sites);
+    TunerTable table = *TunerTable::Parse(place.costs, "costs");
+    table.SetLink(1000, static_cast<uint32_t>(place.round_trip_ms * 1000));
+    Machine machine;
+    machine.gbps = 1;
+    machine.site_latency = place.round_trip_ms * 1e6 / 2;
+    machine.site_gbps = *place.costs == '\0' ? 0 : 1;
+    for (const char* const codec : {"none", "hbi:bits=6"}) {
+      for (const uint64_t count : {uint64_t{1} << 17, uint64_t{1} << 22}) {
+        Result<std::unique_ptr<Payloads>> payloads = Payloads::Make(codec, place.ranks, count);
+        const Codec& made = (*payloads)->codec();
+        TunerCall call{{.nranks = place.ranks, .count = count}};
+        call.hosts = &hosts;
+        call.compressed = codec != std::string("none");
+        if (call.compressed) call.wire = WireBitsOf(made, Collective::kAllReduce, place.ranks);
+        call.slots.under_way = UnderWay(table.costs(), &hosts);
+        call.slots.bytes = DefaultSlotBytes(call.slots.under_way);
+        const Choice choice = *Choose(call, AlgorithmFilter(), table);
+        double chosen = 0, least = 1e9;
+        for (int a = 0; a < kAlgorithms; ++a) {
+          const auto algorithm = static_cast<Algorithm>(a);
+          if (!HasSchedule(Collective::kAllReduce, algorithm, place.ranks, &hosts)) continue;
+          const SlotOptions slots = SlotsOf(Collective::kAllReduce, algorithm, place.ranks, &hosts,
+                                            call.slots, call.slots.slice_bytes);
+          const Chunking chunking =
+              CutCall({.nranks = place.ranks, .count = count}, made, 1, call.slots.slice_bytes,
+                      LongLinksFor(slots, &hosts, call.slots.under_way));
+          const size_t phases = made.side_phases().size();
+          const bool one_shot = phases != 0 && choice.side_one_shot;
+          Result<Fleet> fleet = MakeFleet({{}, algorithm, 1, phases, one_shot}, hosts);
+          ASSERT_TRUE(fleet.ok());
+          const double seconds =
+              Simulation(&*fleet, &hosts, slots).Run(chunking, machine, payloads->get())->seconds;
+          least = std::min(least, seconds);
+          if (algorithm == choice.algorithm) chosen = seconds;
+        }
+        ASSERT_GT(chosen, 0);
+        EXPECT_LE(chosen, 1.6 * least) << place.ranks << " ranks, " << place.sites << " sites, "
+                                       << codec << ", " << count << ": " << Name(choice.algorithm);
+        worst = std::max(worst, chosen / least);
+        product *= chosen / least;
+        ++calls;
+      }
+    }
+  }
+  EXPECT_LE(std::pow(product, 1.0 / calls), 1.1);
+  RecordProperty("worst", std::to_string(worst));
 }
 
 // Large vectors are limited by the link: the bound is from the formula of the bytes.

@@ -93,14 +93,27 @@ void Add(const RankTraffic& window, uint64_t times, RankTraffic* total) {
   total->uncounted_bytes += window.uncounted_bytes * times;
 }
 
-uint64_t MemoryOf(const Schedule& schedule, const SlotOptions& slots, uint32_t group) {
+// Inside a host the producer has the slots of a lane. Between hosts each end has them, and each
+// consumer has a lane of its own.
+uint64_t MemoryOf(const Schedule& schedule, const SlotOptions& slots, uint32_t group,
+                  const HostMap* hosts) {
   uint64_t bytes = 0;
   for (const ScheduleLane& lane : schedule.lanes) {
     const bool side = lane.lane_class == LaneClass::kSide;
+    const uint32_t slot_bytes = side ? slots.side_bytes : slots.data_bytes;
     const uint16_t depth = side ? slots.side_depth : slots.data_depth;
-    bytes += lane.producer == schedule.rank
-                 ? mapped::SlotsBytes(side ? slots.side_bytes : slots.data_bytes, depth)
-                 : mapped::CreditBytes(depth);
+    const uint16_t network_depth = side ? slots.network_side_depth : slots.network_data_depth;
+    bool shared = false;
+    for (const int consumer : lane.consumers) {
+      if (schedule.rank != lane.producer && schedule.rank != consumer) continue;
+      if (hosts != nullptr && !hosts->SameHost(lane.producer, consumer)) {
+        bytes += mapped::SlotsBytes(slot_bytes, network_depth);
+      } else if (schedule.rank == consumer) {
+        bytes += mapped::CreditBytes(depth);
+      } else if (!std::exchange(shared, true)) {
+        bytes += mapped::SlotsBytes(slot_bytes, depth);
+      }
+    }
   }
   return bytes + uint64_t{schedule.scratch_slots} * group * 2 * slots.data_bytes;
 }
@@ -267,7 +280,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const Schedule& schedule = (*schedules)[rank];
     RankTraffic& traffic = result.ranks[rank];
-    traffic.memory_bytes = MemoryOf(schedule, result.slots, result.group);
+    traffic.memory_bytes = MemoryOf(schedule, result.slots, result.group, HostsOf(request));
     if (result.windows == 0) continue;
     // All windows but the last are alike.
     RowCounter counter(schedule, chunking, request, result.codec.get());

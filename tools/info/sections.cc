@@ -129,7 +129,8 @@ Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
   json["slice_elements"] = explanation.slice_elements;
   json["slice_bytes"] = explanation.slice_elements * element;
   json["slot_bytes"] = explanation.slots.data_bytes;
-  json["slots_per_lane"] = explanation.slots.data_depth;
+  json["slots_per_lane"] = request.hosts.hosts() > 1 ? explanation.slots.network_data_depth
+                                                     : explanation.slots.data_depth;
   if (explanation.codec) json["codec_bits"] = explanation.codec_bits;
   json["per_rank"] = Json::array();
   for (size_t rank = 0; rank < explanation.ranks.size(); ++rank) {
