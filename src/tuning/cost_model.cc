@@ -57,6 +57,7 @@ uint64_t PhaseNs(const CostShape& shape, const PhaseWidth& width, const CostCons
     ns += Nanoseconds(shape.encoded_elements, c.encode_element_ps);
     ns += Nanoseconds(shape.decoded_elements, c.decode_element_ps);
     ns += Nanoseconds(shape.hop_sums, c.hop_element_ps);
+    ns += Nanoseconds(shape.folded_elements, c.fold_element_ps);
   } else {
     ns += Nanoseconds(shape.added_elements * width.element_bytes, c.reduce_byte_ps);
   }
@@ -230,7 +231,8 @@ class Shaper {
     shape_.shm_elements = (largest_ - 1) * count_;
     shape_.added_elements = (n_ - 1) * count_;
     shape_.encoded_elements = 2 * count_;  // its input, and the whole result
-    shape_.decoded_elements = n_ * count_;
+    shape_.folded_elements = (n_ - 1) * count_;
+    shape_.decoded_elements = count_;
   }
 
   void AllReduceTwoShot() {
@@ -256,7 +258,8 @@ class Shaper {
     }
     shape_.added_elements = (n_ - 1) * parts.elements;
     shape_.encoded_elements = count_ + parts.elements;
-    shape_.decoded_elements = (n_ - 1) * parts.elements + count_;
+    shape_.folded_elements = (n_ - 1) * parts.elements;
+    shape_.decoded_elements = count_;
   }
 
   // A ring over all parts, once or twice. A rank that is alone on its host has both neighbours on
@@ -445,13 +448,14 @@ class Shaper {
       const uint64_t added = ((size - 1) * per_rank + others * own_per_rank) * parts.elements;
       AtLeast(&shape_.added_elements, added);
       AtLeast(&shape_.encoded_elements, count_ + per_rank * parts.elements);
-      AtLeast(&shape_.decoded_elements, count_ + added);
+      AtLeast(&shape_.folded_elements, added);
     }
     for (size_t site = 0; site < sites_.size(); ++site) {
       const uint64_t inside = GroupsOf(sites_[site]), owned = of_site[site];
       AtLeast(&shape_.site_elements,
               (inside * (parts.used - owned) + owned * (others + 1 - inside)) * parts.elements);
     }
+    shape_.decoded_elements = count_;
     shape_.widening = GrowthOf(most) * WireBits::kUnit / 2;
   }
 
@@ -489,15 +493,16 @@ class Shaper {
     const bool sums = collective_ == Collective::kReduceScatter;
     shape_.added_elements = sums ? (n_ - 1) * count_ : 0;
     shape_.encoded_elements = sums ? n_ * count_ : count_;
-    shape_.decoded_elements = n_ * count_;
+    shape_.decoded_elements = sums ? count_ : n_ * count_;
     if (algorithm == Algorithm::kRing) {
       Ring(1, n_, count_);
       if (!sums) return;
-      shape_.encoded_elements = shape_.decoded_elements = count_;
+      shape_.encoded_elements = count_;
       shape_.hop_sums = (n_ - 1) * count_;
       shape_.widening = (GrowthOf(n_) > 0 ? GrowthOf(n_) - 1 : 0) * WireBits::kUnit;
       return;
     }
+    shape_.folded_elements = shape_.added_elements;
     if (algorithm == Algorithm::kHierarchical) return SegmentsInGroups(sums);
     shape_.network_hops = 1;
     for (int host = 0; host < map_.hosts(); ++host) {

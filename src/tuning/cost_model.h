@@ -75,6 +75,7 @@ struct CostShape {
   uint64_t added_elements = 0;
   // What the codec of one rank does.
   uint64_t encoded_elements = 0, decoded_elements = 0, hop_sums = 0;
+  uint64_t folded_elements = 0;  // contributions that one operation adds besides its first ones
   // By how much the average element on the link is wider than one contribution, in 16ths of a bit,
   // in a codec whose sums grow.
   uint64_t widening = 0;

@@ -38,9 +38,10 @@ struct CostConstants {
   uint64_t shm_latency_ns = 1'000;
   uint64_t shm_byte_ps = 100;
   uint64_t reduce_byte_ps = 100;
-  uint64_t encode_element_ps = 500;
-  uint64_t decode_element_ps = 300;
-  uint64_t hop_element_ps = 600;
+  uint64_t encode_element_ps = 250;
+  uint64_t decode_element_ps = 150;
+  uint64_t hop_element_ps = 300;
+  uint64_t fold_element_ps = 50;
 
   bool operator==(const CostConstants&) const = default;
 };
@@ -84,6 +85,8 @@ inline constexpr CostField kCostFields[] = {
      "an element that the codec decodes"},
     {"hop_element_ps", &CostConstants::hop_element_ps, kMostCostPs,
      "an element that the codec adds to a sum on its way"},
+    {"fold_element_ps", &CostConstants::fold_element_ps, kMostCostPs,
+     "an element of a further contribution that the same operation adds"},
 };
 
 struct SlotBudget {

@@ -80,6 +80,7 @@ TEST(IncclTuneTest, CodecsAreTimed) {
     EXPECT_GT(times->encode_ps, 0) << spec;
     EXPECT_GT(times->decode_ps, 0) << spec;
     EXPECT_GT(times->hop_ps, 0) << spec;
+    EXPECT_GE(times->fold_ps, 0) << spec;
   }
   EXPECT_FALSE(TimeCodec("nonsense", 1).ok());
 }

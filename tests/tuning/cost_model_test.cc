@@ -207,7 +207,8 @@ constexpr CostConstants kRound{.network_latency_ns = 100'000,
                                .reduce_byte_ps = 0,
                                .encode_element_ps = 0,
                                .decode_element_ps = 0,
-                               .hop_element_ps = 0};
+                               .hop_element_ps = 0,
+                               .fold_element_ps = 0};
 
 TunerCall CallOf(const HostMap& hosts, uint64_t bytes) {
   TunerCall call{{.nranks = hosts.nranks(), .count = bytes / sizeof(float)}};

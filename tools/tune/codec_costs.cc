@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/tune/codec_costs.h"
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <utility>
@@ -42,6 +43,12 @@ class CodecRun {
     hopped_.bytes = capacity();
     return Combine(in, &hopped_);
   }
+  // With two payloads more than Hop.
+  Status Fold() {
+    const Term in[] = {sum_, Own(), sum_, sum_};
+    folded_.bytes = capacity();
+    return Combine(in, &folded_);
+  }
   Status Decode() {
     Term out{{Form::kOutput, 0}, decoded_.data(), kBytes};
     return Combine({&result_, 1}, &out);
@@ -52,10 +59,11 @@ class CodecRun {
       : codec_(std::move(codec)), state_(codec_->NewState()), own_(kElements), decoded_(kBytes) {
     Rng rng(1);
     for (float& x : own_) x = static_cast<float>(rng.Below(1 << 20)) / (1 << 19) - 1;
-    for (size_t i = 0; i < 3; ++i) payloads_[i].resize(capacity());
+    for (size_t i = 0; i < 4; ++i) payloads_[i].resize(capacity());
     sum_ = {{Form::kSum, 1}, payloads_[0].data(), 0};
     hopped_ = {{Form::kSum, 2}, payloads_[1].data(), 0};
     result_ = {{Form::kResult, 0}, payloads_[2].data(), 0};
+    folded_ = {{Form::kSum, kRanks}, payloads_[3].data(), 0};
   }
 
   // Room for any payload.
@@ -90,8 +98,8 @@ class CodecRun {
   const std::unique_ptr<CodecState> state_;
   std::vector<float> own_;
   Bytes decoded_;
-  Bytes payloads_[3];
-  Term sum_, hopped_, result_;
+  Bytes payloads_[4];
+  Term sum_, hopped_, result_, folded_;
 };
 
 Status TimeOf(CodecRun* run, Status (CodecRun::*operation)(), uint64_t iterations, double* ps) {
@@ -115,7 +123,10 @@ Result<CodecTimes> TimeCodec(const std::string& spec, uint64_t iterations) {
   Status status = TimeOf(run->get(), &CodecRun::Encode, iterations, &times.encode_ps);
   if (status.ok()) status = TimeOf(run->get(), &CodecRun::Hop, iterations, &times.hop_ps);
   if (status.ok()) status = TimeOf(run->get(), &CodecRun::Decode, iterations, &times.decode_ps);
+  double folded_ps = 0;
+  if (status.ok()) status = TimeOf(run->get(), &CodecRun::Fold, iterations, &folded_ps);
   if (!status.ok()) return status;
+  times.fold_ps = std::max(0.0, (folded_ps - times.hop_ps) / 2);
   return times;
 }
 

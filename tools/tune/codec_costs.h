@@ -16,6 +16,7 @@ struct CodecTimes {
   double encode_ps = 0;  // own elements to a payload
   double decode_ps = 0;  // a result to elements
   double hop_ps = 0;     // own elements and a payload to a payload
+  double fold_ps = 0;    // a further payload that the same operation adds
 };
 
 Result<CodecTimes> TimeCodec(const std::string& spec, uint64_t iterations);

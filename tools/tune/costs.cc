@@ -220,6 +220,7 @@ Result<MeasuredCosts> MeasureCosts(perf::World& world, const HostMap& hosts,
     Add("encode_element_ps", coded.encode_ps, &costs);
     Add("decode_element_ps", coded.decode_ps, &costs);
     Add("hop_element_ps", coded.hop_ps, &costs);
+    Add("fold_element_ps", coded.fold_ps, &costs);
   }
   return costs;
 }
