@@ -5,6 +5,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
 namespace inccl {
 
 void SocketList::Add(int peer, Use use, int fd) {
@@ -41,6 +43,15 @@ std::vector<SocketList::Traffic> SocketList::Read() const {
     all.push_back(traffic);
   }
   return all;
+}
+
+Time SocketList::QuietFor(int peer) const {
+  Time least = kNever;
+  for (const Traffic& traffic : Read()) {
+    if (traffic.peer != peer || traffic.use != Use::kData || !traffic.tcp) continue;
+    least = std::min(least, static_cast<Time>(traffic.quiet_ms) * kMillisecond);
+  }
+  return least;
 }
 
 uint32_t RoundTripUs(int fd) {

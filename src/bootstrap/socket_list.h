@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace inccl {
@@ -31,6 +32,8 @@ class SocketList {
   void Remove(int fd);
   void RemoveAll(Use use);
   std::vector<Traffic> Read() const;
+  // Since data of `peer` arrived on any TCP connection for data; kNever: there is none.
+  Time QuietFor(int peer) const;
 
  private:
   struct Entry {

@@ -263,8 +263,14 @@ void SocketMember::Beat(Time now) {
         Enqueue(&connection, kHeartbeat, {});
       }
     }
-    if (now - connection.heard > options_.dead_after)
+    if (now - connection.heard <= options_.dead_after) continue;
+    // Where a link loses much, one connection may stand still while others carry the peer's data.
+    const Time quiet = sockets_->QuietFor(connection.peer);
+    if (quiet <= options_.dead_after) {
+      connection.heard = std::max(connection.heard, now - quiet);
+    } else {
       EndSilent(&connection, now - connection.heard);
+    }
   }
   // All communicators of a process use the same times, so the thread wakes once for all of them.
   next_beat_ = (now / options_.heartbeat + 1) * options_.heartbeat;
