@@ -78,10 +78,6 @@ class Program {
     constexpr double kUsPerMs = 1000, kMbpsPerGbps = 1000;
     TunerTable table;
     if (options_.sites > 1) {
-      if (options_.machine.site_gbps > 0) {
-        const double ps = 8000 / options_.machine.site_gbps * options_.machine.framing;
-        table = *TunerTable::Parse(fmt::format("cost site_byte_ps {:.0f}", ps), "--site-gbps");
-      }
       table.SetLink(static_cast<uint32_t>(gbps * kMbpsPerGbps),
                     static_cast<uint32_t>(options_.round_trip_ms * kUsPerMs));
     }

@@ -51,7 +51,8 @@ uint64_t PhaseNs(const CostShape& shape, const PhaseWidth& width, const CostCons
     ns += (shape.serial_elements - 1) / width.pipelined * chain;
   }
   ns += std::max(Nanoseconds(Bytes(link, units), c.network_byte_ps),
-                 Nanoseconds(Bytes(shape.site_elements, units), c.site_byte_ps));
+                 Nanoseconds(Bytes(shape.site_elements, units),
+                             c.site_byte_ps == 0 ? c.network_byte_ps : c.site_byte_ps));
   ns += Nanoseconds(Bytes(shape.shm_elements, units), c.shm_byte_ps);
   if (width.coded) {
     ns += Nanoseconds(shape.encoded_elements, c.encode_element_ps);

@@ -73,7 +73,7 @@ inline constexpr CostField kCostFields[] = {
     {"site_latency_ns", &CostConstants::site_latency_ns, kMostCostNs,
      "a small message to another host of the same site, if there are several sites"},
     {"site_byte_ps", &CostConstants::site_byte_ps, kMostCostPs,
-     "a byte on the link of a site, which its hosts share; 0: each host has its own"},
+     "a byte on the link of a site, which its hosts share; 0: as network_byte_ps"},
     {"shm_latency_ns", &CostConstants::shm_latency_ns, kMostCostNs,
      "a small message inside a host"},
     {"shm_byte_ps", &CostConstants::shm_byte_ps, kMostCostPs, "a byte inside a host"},

@@ -249,24 +249,24 @@ TEST(ScalingTest, MessagesBetweenSitesPassTheirLinks) {
 TEST(ScalingTest, TheTunerChoosesNearTheFastest) {
   struct Place {
     int ranks, per_host, sites;
-    double round_trip_ms;
-    const char* costs;
+    double round_trip_ms, site_gbps;
   };
   double worst = 1, product = 1;
   int calls = 0;
-  for (const Place& place : {Place{4, 1, 1, 0, ""},
-                             {8, 2, 1, 0, ""},
-                             {16, 4, 1, 0, ""},
-                             {8, 1, 2, 20, ""},
-                             {16, 1, 2, 20, "cost site_byte_ps 8365"},
-                             {16, 2, 2, 50, ""}}) {
+  for (const Place& place : {Place{4, 1, 1, 0, 0},
+                             {8, 2, 1, 0, 0},
+                             {16, 4, 1, 0, 0},
+                             {8, 1, 2, 20, 0},
+                             {16, 1, 2, 20, 1},
+                             {32, 1, 4, 20, 0},
+                             {16, 2, 2, 50, 1}}) {
     const HostMap hosts = EqualHosts(place.ranks, place.per_host, place.sites);
-    TunerTable table = *TunerTable::Parse(place.costs, "costs");
+    TunerTable table;
     table.SetLink(1000, static_cast<uint32_t>(place.round_trip_ms * 1000));
     Machine machine;
     machine.gbps = 1;
     machine.site_latency = place.round_trip_ms * 1e6 / 2;
-    machine.site_gbps = *place.costs == '\0' ? 0 : 1;
+    machine.site_gbps = place.site_gbps;
     for (const char* const codec : {"none", "hbi:bits=6"}) {
       for (const uint64_t count : {uint64_t{1} << 17, uint64_t{1} << 22}) {
         Result<std::unique_ptr<Payloads>> payloads = Payloads::Make(codec, place.ranks, count);
