@@ -73,14 +73,13 @@ class Program {
   }
 
  private:
-  // What ranks know of the links, as if drivers and sites told it.
+  // What ranks know of the links.
   TunerTable TableFor(double gbps) const {
     constexpr double kUsPerMs = 1000, kMbpsPerGbps = 1000;
     TunerTable table;
-    if (options_.sites > 1) {
-      table.SetLink(static_cast<uint32_t>(gbps * kMbpsPerGbps),
-                    static_cast<uint32_t>(options_.round_trip_ms * kUsPerMs));
-    }
+    table.SetLink(
+        static_cast<uint32_t>(gbps * kMbpsPerGbps),
+        options_.sites == 1 ? 0 : static_cast<uint32_t>(options_.round_trip_ms * kUsPerMs));
     return table;
   }
 
