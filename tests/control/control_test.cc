@@ -385,8 +385,19 @@ TEST_P(ControlTest, APeerThatTakesNothingIsGivenUp) {
   planes[1]->Close(Soon());
 }
 
+// When those of earlier tests have ended.
+size_t SettledThreads() {
+  size_t threads = 0;
+  for (int same = 0; same < 5; usleep(10'000)) {
+    const size_t now = Holdings::Now().threads;
+    same = now == threads ? same + 1 : 0;
+    threads = now;
+  }
+  return threads;
+}
+
 TEST_P(ControlTest, PlanesOfSeveralCommunicatorsShareOneThread) {
-  const size_t threads = Holdings::Now().threads;
+  const size_t threads = SettledThreads();
   std::vector<std::vector<Recorder>> recorders;
   for (int c = 0; c < 4; ++c) recorders.emplace_back(2);
   std::vector<Planes> all;

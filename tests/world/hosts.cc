@@ -133,10 +133,6 @@ std::string Neighbour(int host, bool ipv6, const std::string& mac) {
 std::string QueueCommand(const char* device, const LinkShape& shape, bool dropped, bool queue) {
   const std::string replace = fmt::format("qdisc replace dev {} root ", device);
   if (dropped) return replace + "blackhole\n";
-  if (shape.delay_ms > 0) {
-    const std::string rate = shape.rate.empty() ? "" : " rate " + shape.rate;
-    return replace + fmt::format("netem limit 20000 delay {}ms{}\n", shape.delay_ms, rate);
-  }
   if (!shape.rate.empty()) {
     return replace + fmt::format("tbf rate {} burst 256kb latency 50ms\n", shape.rate);
   }
@@ -246,8 +242,18 @@ int Hosts::RunIn(const Namespaces& namespaces, int host, const std::vector<std::
   return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
+namespace {
+
+HostsOptions WithDelay(HostsOptions options) {
+  const char* const ms = std::getenv("INCCL_TEST_DELAY_MS");
+  if (ms != nullptr && options.delay.delay_ms == 0) options.delay.delay_ms = std::atoi(ms);
+  return options;
+}
+
+}  // namespace
+
 Hosts::Hosts(const HostsOptions& options)
-    : options_(options), links_(static_cast<size_t>(options.count)) {
+    : options_(WithDelay(options)), links_(static_cast<size_t>(options.count)) {
   const std::string refused = Open(options.count, options.user_namespace, &namespaces_);
   if (!refused.empty()) {
     ADD_FAILURE() << refused;
@@ -258,14 +264,16 @@ Hosts::Hosts(const HostsOptions& options)
 
 void Hosts::Build() {
   has_ipv6_ = Run(0, {"test", "-e", "/proc/net/if_inet6"}) == 0;
-  std::string batch = "link set lo up\nlink add switch type bridge mcast_snooping 0\n";
-  batch += "link set switch up\n";
+  const bool delays = options_.delay.delay_ms > 0;
+  std::string batch = "link set lo up\n";
+  if (!delays) batch += "link add switch type bridge mcast_snooping 0\nlink set switch up\n";
   for (int host = 0; host < count(); ++host) {
     batch += fmt::format("link add port{0} type veth peer name e0 netns /proc/self/fd/{1}\n", host,
                          namespaces_.net(host));
-    batch += fmt::format("link set port{} master switch up\n", host);
+    batch += fmt::format("link set port{}{} up\n", host, delays ? "" : " master switch");
   }
   Configure(kSwitch, "ip", batch);
+  if (delays) StartBridge();
   for (int host = 0; host < count(); ++host) {
     batch = fmt::format("link set lo up\nlink set e0 address {}\n", Mac(host));
     batch += fmt::format("addr add {}/24 dev e0\n", Ipv4(host));
@@ -282,6 +290,43 @@ void Hosts::Build() {
     Configure(host, "ip", batch);
     SetShape(host, options_.shape);
   }
+}
+
+void Hosts::StartBridge() {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd ready(ends[0]);
+  UniqueFd told(ends[1]);
+  const pid_t owner = getpid();
+  bridge_ = fork();
+  if (bridge_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::vector<int> ports;
+    const char* const step = getppid() == owner ? EnterNet(namespaces_, kSwitch) : "the owner";
+    const std::string failed = step != nullptr ? step : OpenPorts(count(), &ports);
+    if (failed.empty()) {
+      // The namespaces end with their owner, whatever else it holds.
+      for (int fd = 3; fd < ports.front(); ++fd) {
+        if (fd != told.get()) close(fd);
+      }
+    }
+    const std::string text = failed + "\n";
+    (void)!write(told.get(), text.data(), text.size());
+    if (!failed.empty()) _exit(1);
+    close(told.get());
+    RunDelayBridge(options_.delay, ports);
+  }
+  told.Reset();
+  std::string text(256, '\0');
+  text.resize(static_cast<size_t>(
+      std::max<ssize_t>(0, TEMP_FAILURE_RETRY(read(ready.get(), text.data(), text.size())))));
+  EXPECT_EQ(text, "\n");
+}
+
+Hosts::~Hosts() {
+  if (bridge_ <= 0) return;
+  kill(bridge_, SIGKILL);
+  TEMP_FAILURE_RETRY(waitpid(bridge_, nullptr, 0));
 }
 
 std::string Hosts::Enter(int host) const {
@@ -380,9 +425,6 @@ void Hosts::LoseEvery(int host, int n) const {
   EXPECT_EQ(Run(host, {"nft", "-f", "-"}, &output, rules), 0) << output << "\nof\n" << rules;
 }
 
-bool Hosts::CanDelay() const {
-  return Run(kSwitch, {"tc", "qdisc", "replace", "dev", "lo", "root", "netem"}) == 0;
-}
 bool Hosts::CanLose() const {
   return Run(kSwitch, {"nft", "add table inet none; delete table inet none"}) == 0;
 }

@@ -9,24 +9,27 @@
 #ifndef INCCL_TESTS_WORLD_HOSTS_H_
 #define INCCL_TESTS_WORLD_HOSTS_H_
 
+#include <sys/types.h>
+
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "world/delay_bridge.h"
 
 namespace inccl::test {
 
 // How a host's NIC sends.
 struct LinkShape {
   std::string rate = {};  // as tc writes it, "1gbit"; empty: unlimited
-  int delay_ms = 0;       // CanDelay()
 };
 
 struct HostsOptions {
   int count = 2;
   LinkShape shape = {};
   bool user_namespace = false;  // also where root needs none
+  DelayBridgeOptions delay = {};  // else of INCCL_TEST_DELAY_MS milliseconds, if that is set
 };
 
 // Operations report an error as a failure of the current test. All are synchronous.
@@ -40,6 +43,7 @@ class Hosts {
   static std::string Missing(bool user_namespace = false);
 
   explicit Hosts(const HostsOptions& options = {});
+  ~Hosts();
   Hosts(const Hosts&) = delete;
   Hosts& operator=(const Hosts&) = delete;
 
@@ -75,8 +79,7 @@ class Hosts {
   void SetShape(int host, const LinkShape& shape);
   // Of the packets that reach a host, each nth is lost; 0: none. CanLose().
   void LoseEvery(int host, int n) const;
-  bool CanDelay() const;  // whether this kernel has netem
-  bool CanLose() const;   // whether this machine has nftables
+  bool CanLose() const;  // whether this machine has nftables
 
  private:
   struct Namespaces {
@@ -100,6 +103,7 @@ class Hosts {
                    const std::string& input, std::string* output);
   static const char* EnterNet(const Namespaces& namespaces, int host);
   void Build();
+  void StartBridge();
   void Apply(int host);
   void Configure(int host, const std::string& program, const std::string& batch) const;
   void SetNeighbour(int from, int to, bool reachable) const;
@@ -107,6 +111,7 @@ class Hosts {
   const HostsOptions options_;
   bool has_ipv6_ = false;
   Namespaces namespaces_;
+  pid_t bridge_ = -1;  // of delays
   std::vector<Link> links_;
 };
 
