@@ -50,34 +50,6 @@ def long_links(script, binary_dir):
     assert len(re.findall(r"a round trip of 3[0-9.]+ ms, [0-9]+ bytes under way, 2 sites", told)) == 4, told
 
 
-def failures_over_long_links(script, binary_dir):
-    """A rank that dies, and a host whose cable is pulled, are named by all others, which are on two sites."""
-    # Kept alive by the shell, or mpirun would end the others at once.
-    command = ["sh", "-c", '"$0" "$@"; sleep 2', binary_dir + "/perf/allreduce_bench", "--init", "id", "-b", "64K", "-e", "64K", "-n", "100000",
-               "-c", "0", "--codec", "hbi:bits=6"]
-    for what in ("killed", "unplugged"):
-        variables = {"INCCL_DEBUG": "INFO", "INCCL_HEARTBEAT_TIMEOUT_MS": "300", "INCCL_DEAD_TIMEOUT_MS": "2000"}
-        with subprocess.Popen([script, "run", "-r", "200mbit", "-h", "4", "-d", "15", "-S", "2", *command], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **variables}) as job:
-            told = ""
-            while told.count("2 sites") < 4:  # all have joined
-                line = job.stdout.readline()
-                assert line, told
-                told += line
-            time.sleep(0.5)
-            if what == "killed":
-                pids = subprocess.run(["ip", "netns", "pids", "inccl-3"], check=True, capture_output=True, text=True).stdout.split()
-                names = {pid: pathlib.Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
-                os.kill(next(int(pid) for pid, name in names.items() if name == "allreduce_bench"), signal.SIGKILL)
-            else:
-                subprocess.run(["ip", "-n", "inccl-3", "link", "set", "e0", "down"], check=True)
-            told += job.communicate(timeout=60)[0]
-        for rank in range(3):
-            errors = [line for line in told.splitlines() if f"rank {rank}/4 in op" in line]
-            assert errors and all("peer 3@inccl-3" in line for line in errors), (what, rank, told)
-        assert ("died" in told) == (what == "killed") and ("no sign of life" in told) == (what != "killed"), (what, told)
-
-
 def main():
     script = str(pathlib.Path(sys.argv[1]) / "perf/hosts.sh")
 
@@ -153,7 +125,6 @@ peer.wait()""", script], check=True, capture_output=True, text=True, timeout=120
         print("long links were not tested:", missing)
     else:
         long_links(script, sys.argv[2])
-        failures_over_long_links(script, sys.argv[2])
         assert namespaces() == ["inccl-other"], namespaces()
 
     running = subprocess.Popen([script, "run", "-r", "none", "-h", "2", "sh", "-c", "echo begun; sleep 1000"],
