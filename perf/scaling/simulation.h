@@ -8,6 +8,7 @@
 #ifndef INCCL_PERF_SCALING_SIMULATION_H_
 #define INCCL_PERF_SCALING_SIMULATION_H_
 
+#include <cmath>
 #include <cstdint>
 #include <queue>
 #include <vector>
@@ -84,7 +85,9 @@ class Simulation {
 
   void Reset();
   void Push(Time time, uint32_t index, uint32_t bytes) { events_.push({time, index, bytes}); }
-  Time Picoseconds(double nanoseconds) const { return static_cast<Time>(nanoseconds * 1000 + 0.5); }
+  Time Picoseconds(double nanoseconds) const {
+    return static_cast<Time>(std::llround(nanoseconds * 1000));
+  }
   Time Occupy(uint32_t rank, double nanoseconds);  // processor time
   std::vector<Strand>::iterator StrandsOf(uint32_t rank) {
     return strands_.begin() + static_cast<std::ptrdiff_t>(first_strand_[rank]);

@@ -16,8 +16,8 @@ class Distances {
  public:
   explicit Distances(int count)
       : count_(count), us_(static_cast<size_t>(count) * static_cast<size_t>(count)) {}
-  uint32_t& At(int a, int b) { return us_[static_cast<size_t>(a * count_ + b)]; }
-  uint32_t At(int a, int b) const { return us_[static_cast<size_t>(a * count_ + b)]; }
+  uint32_t& At(int a, int b) { return us_[Place(a, b)]; }
+  uint32_t At(int a, int b) const { return us_[Place(a, b)]; }
   int count() const { return count_; }
   std::vector<uint32_t>& values() { return us_; }
 
@@ -28,6 +28,10 @@ class Distances {
   }
 
  private:
+  size_t Place(int a, int b) const {
+    return static_cast<size_t>(a) * static_cast<size_t>(count_) + static_cast<size_t>(b);
+  }
+
   int count_;
   std::vector<uint32_t> us_;
 };

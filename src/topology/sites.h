@@ -32,7 +32,8 @@ struct Sites {
   std::vector<uint32_t> round_trip_us = {0};
 
   uint32_t RoundTripUs(int a, int b) const {
-    return round_trip_us[static_cast<size_t>(a * count + b)];
+    const auto row = static_cast<size_t>(a) * static_cast<size_t>(count);
+    return round_trip_us[row + static_cast<size_t>(b)];
   }
   uint32_t LongestUs() const;
   friend bool operator==(const Sites&, const Sites&) = default;

@@ -28,7 +28,7 @@ struct LinkShape {
 struct HostsOptions {
   int count = 2;
   LinkShape shape = {};
-  bool user_namespace = false;  // also where root needs none
+  bool user_namespace = false;    // also where root needs none
   DelayBridgeOptions delay = {};  // else of INCCL_TEST_DELAY_MS milliseconds, if that is set
 };
 
