@@ -39,7 +39,8 @@ struct AlgorithmTraits {
   bool groups = false;
   // One rank alone adds up each part's total and sends the result to the others.
   bool one_owner = false;
-  // It has schedules only for ranks on several hosts, of which one has several ranks.
+  // It has schedules only for ranks on several hosts, of which one has several ranks, or on several
+  // sites.
   bool several_hosts = false;
 };
 

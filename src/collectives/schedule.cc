@@ -125,8 +125,9 @@ Status CheckRequest(const ScheduleRequest& request) {
   }
   if (n > 1 && TraitsOf(request.algorithm).several_hosts &&
       !HasTwoLevels(request.collective, request.hosts)) {
-    return InvalidArgument(fmt::format("{}: {} needs several hosts, of which one has several ranks",
-                                       name, Name(request.algorithm)));
+    return InvalidArgument(fmt::format(
+        "{}: {} needs several hosts, of which one has several ranks{}", name,
+        Name(request.algorithm), HasRoot(request.collective) ? "" : ", or several sites"));
   }
   if (request.group < 0) {
     return InvalidArgument(fmt::format("{}: group is {}", name, request.group));

@@ -149,7 +149,7 @@ void AllReduceRecursiveDoubling(PhaseBuilder* phase);
 void AllReduceDirectOneShot(PhaseBuilder* phase);
 void AllReduceDirect(PhaseBuilder* phase);
 void AllReduceDirectGroups(PhaseBuilder* phase);  // groups of phase->group() ranks
-// The hierarchical ones: for several hosts, of which one has several ranks.
+// The hierarchical ones: for several groups (HostMap::Groups), of which one has several ranks.
 void AllReduceHierarchical(PhaseBuilder* phase);
 void AllReduceSegmentsHierarchical(PhaseBuilder* phase);
 void ReduceScatterHierarchical(PhaseBuilder* phase);

@@ -366,9 +366,10 @@ Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
   if (with_other_hosts.any()) {
     return InvalidArgument(fmt::format(
         "{}: \"{}\" (INCCL_ALGO, config->algorithm) admits {} only, which needs several "
-        "hosts, of which one has several ranks; the number of ranks is {}, that of "
+        "hosts, of which one has several ranks{}; the number of ranks is {}, that of "
         "hosts {}",
-        name, filter.text(), OwnNames(with_other_hosts), call.nranks, HostsOf(call)));
+        name, filter.text(), OwnNames(with_other_hosts),
+        HasRoot(call.collective) ? "" : ", or several sites", call.nranks, HostsOf(call)));
   }
   if (call.route.group == 0) {
     return InvalidArgument(

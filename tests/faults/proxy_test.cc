@@ -380,6 +380,7 @@ TEST_F(ProxyTest, Row06_ACutConnectionIsNamed) {
       for (const uint64_t offset : offsets) {
         const bool starved = stop == Stop::kHold && offset >= Handshake(way) && connection > 0 &&
                              !IsData(connection, 3);
+        if (starved && kSanitized) continue;  // they only wait
         cases.push_back({.name = fmt::format("connection {} {} byte {} stop {}", connection,
                                              Name(way), offset, static_cast<int>(stop)),
                          .mode = {},

@@ -321,10 +321,11 @@ TEST(TunerTest, HierarchicalAloneIsRefusedOnOneHost) {
   TunerCall call{{.collective = Collective::kAllReduce, .nranks = 4, .count = 100}};
   const Result<Choice> choice = Choose(call, Parsed("hierarchical"));
   ASSERT_FALSE(choice.ok());
-  EXPECT_EQ(choice.status().message(),
-            "allreduce: \"hierarchical\" (INCCL_ALGO, config->algorithm) admits hierarchical only, "
-            "which needs several hosts, of which one has several ranks; the number of ranks is 4, "
-            "that of hosts 1");
+  EXPECT_EQ(
+      choice.status().message(),
+      "allreduce: \"hierarchical\" (INCCL_ALGO, config->algorithm) admits hierarchical only, "
+      "which needs several hosts, of which one has several ranks, or several sites; the number "
+      "of ranks is 4, that of hosts 1");
   EXPECT_EQ(Choose(call, Parsed("hierarchical,ring"))->algorithm, Algorithm::kRing);
   call.reproducible = true;
   EXPECT_NE(Choose(call, Parsed("hierarchical")).status().message().find("rank order"),
