@@ -246,7 +246,9 @@ namespace {
 
 HostsOptions WithDelay(HostsOptions options) {
   const char* const ms = std::getenv("INCCL_TEST_DELAY_MS");
-  if (ms != nullptr && options.delay.delay_ms == 0) options.delay.delay_ms = std::atoi(ms);
+  if (ms == nullptr || options.delay.delay_ms != 0) return options;
+  const char* const sites = std::getenv("INCCL_TEST_SITES");
+  options.delay = {.delay_ms = std::atoi(ms), .sites = sites == nullptr ? 0 : std::atoi(sites)};
   return options;
 }
 

@@ -29,7 +29,7 @@ struct HostsOptions {
   int count = 2;
   LinkShape shape = {};
   bool user_namespace = false;    // also where root needs none
-  DelayBridgeOptions delay = {};  // else of INCCL_TEST_DELAY_MS milliseconds, if that is set
+  DelayBridgeOptions delay = {};  // else of INCCL_TEST_DELAY_MS and INCCL_TEST_SITES, if set
 };
 
 // Operations report an error as a failure of the current test. All are synchronous.
