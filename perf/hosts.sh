@@ -83,6 +83,7 @@ lay_cables() { # RATE HOSTS DELAY_MS LOSS SITES[:RATE]
 up() { # RATE HOSTS [DELAY_MS [LOSS [SITES[:RATE]]]]
   local i nic=e0 network=10.77.0 rate=$1
   [[ $2 =~ ^[1-9][0-9]*$ && $2 -le 200 ]] || die "expected 1 to 200 hosts, got \"$2\""
+  [ -n "${3:-}" ] || [ "${5:-0}" = 0 ] || die "sites need a delay (-d)"
   [ -z "$(ours)" ] || die "hosts are up already; remove them with: $0 down"
   trap down EXIT # until all is made
   ip netns add inccl-switch

@@ -115,8 +115,7 @@ class GroupSteps {
   std::vector<int> peers_;  // the others of the group, beginning with the next one
 };
 
-// The hosts, or sites, in a row that begins or ends with the root's, for broadcast and reduce over
-// two levels.
+// The hosts in a row that begins or ends with the root's, for broadcast and reduce over two levels.
 
 // A window has as many chunks as the largest host has ranks. Each chunk has a rail: one rank per
 // host, which exchanges the chunk with the ranks of the same rail on the neighbouring hosts. So all

@@ -47,13 +47,7 @@ HostMap HostMap::Groups() const {
   if (!GroupsAreSites()) return *this;
   std::vector<uint64_t> identities;
   for (const Place& place : ranks_) identities.push_back(static_cast<uint64_t>(SiteOf(place.host)));
-  HostMap groups(identities);
-  std::vector<int> sites;  // each group is one
-  for (int group = 0; group < groups.hosts(); ++group) {
-    sites.push_back(SiteOf(HostOf(groups.RanksOf(group).front())));
-  }
-  groups.SetSites(std::move(sites));
-  return groups;
+  return HostMap(identities);
 }
 
 bool HostMap::HasGroups() const {

@@ -114,6 +114,7 @@ peer.wait()""", script], check=True, capture_output=True, text=True, timeout=120
 
     assert "expected a rate in mbit or gbit" in call("up", "none", "2", "10", status=1)
     assert "expected a delay" in call("up", "1gbit", "2", "soon", status=1)
+    assert "sites need a delay" in call("run", "-r", "1gbit", "-S", "2", "true", status=1)
     assert "expected a loss" in call("up", "1gbit", "2", "10", "2", status=1)
     assert namespaces() == ["inccl-other"], namespaces()
     try:

@@ -305,8 +305,10 @@ TEST(ScalingTest, TheTunerChoosesNearTheFastest) {
       }
     }
   }
-  EXPECT_LE(std::pow(product, 1.0 / calls), 1.1);
-  RecordProperty("worst", std::to_string(worst));
+  const double mean = std::pow(product, 1.0 / calls);
+  EXPECT_LE(mean, 1.1);
+  fmt::print("{} calls: chosen over fastest {:.3f} in the geometric mean, {:.2f} at most\n", calls,
+             mean, worst);
 }
 
 // Large vectors are limited by the link: the bound is from the formula of the bytes.
