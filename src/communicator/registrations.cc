@@ -9,7 +9,8 @@ namespace inccl {
 
 void* Registrations::Add(const void* data, size_t bytes, bool on_device) {
   auto entry = std::make_unique<Entry>(Entry{data, bytes, on_device, {}});
-  if (const Status status = transport_->CanRegister(data, bytes, on_device); !status.ok()) {
+  if (const Status status = transport_->exports()->CanRegister(data, bytes, on_device);
+      !status.ok()) {
     LogRefusal(*entry, status);
     return nullptr;
   }
@@ -42,16 +43,16 @@ bool Registrations::Remove(const void* handle) {
 
 void Registrations::ApplyChanges() {
   const MutexLock lock(&mutex_);
-  for (const MemoryHandle& memory : removed_) transport_->Deregister(memory);
+  for (const MemoryHandle& memory : removed_) transport_->exports()->Deregister(memory);
   removed_.clear();
   for (Entry* const entry : added_) {
     // Peers may write: the application may receive into this memory as well as send from it.
     const Status status = CatchOutOfMemory([&]() -> Status {
-      const Result<MemoryHandle> memory =
-          transport_->Register(entry->data, entry->bytes,
-                               {.access = entry->on_device ? Access::kRead : Access::kReadWrite,
-                                .on_device = entry->on_device,
-                                .keep = true});
+      const Result<MemoryHandle> memory = transport_->exports()->Register(
+          entry->data, entry->bytes,
+          {.access = entry->on_device ? Access::kRead : Access::kReadWrite,
+           .on_device = entry->on_device,
+           .keep = true});
       if (memory.ok()) entry->memory = *memory;
       return memory.ok() ? Status::Ok() : memory.status();
     });

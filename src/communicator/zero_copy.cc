@@ -12,7 +12,7 @@ constexpr size_t kLeastZeroCopySlices = 2;
 
 // Memory that the transport does not export goes through slots.
 MemoryHandle ZeroCopy::Register(const void* data, size_t bytes, const Registration& how) {
-  const Result<MemoryHandle> memory = transport_->Register(data, bytes, how);
+  const Result<MemoryHandle> memory = transport_->exports()->Register(data, bytes, how);
   return memory.ok() ? *memory : MemoryHandle{};
 }
 
@@ -55,7 +55,8 @@ void ZeroCopy::BeginOnDevice(const Call& call, Algorithm algorithm) {
 void ZeroCopy::RevokeAccess() {
   // The output first: in place it is also the input, and peers write to it.
   for (const MemoryHandle* const memory : {&output_, &input_, &result_}) {
-    const Status status = CatchOutOfMemory([&] { return transport_->RevokeAccess(*memory); });
+    const Status status =
+        CatchOutOfMemory([&] { return transport_->exports()->RevokeAccess(*memory); });
     if (status.ok()) continue;
     Log(LogLevel::kWarn, LogSubsystem::kCollectives,
         "rank {}/{}: peers that are late may still use the buffers of the failed call: {}", rank_,

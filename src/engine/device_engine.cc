@@ -19,7 +19,7 @@
 namespace inccl {
 
 ImportedRegions::~ImportedRegions() {
-  if (attached_) transport_->SetRegionImporter(nullptr);
+  if (attached_) transport_->exports()->SetImporter(nullptr);
   for (const auto& [memory, opened] : opened_) {
     device_->Close(number_, const_cast<std::byte*>(memory));
   }
@@ -28,7 +28,7 @@ ImportedRegions::~ImportedRegions() {
 void ImportedRegions::Attach() {
   if (attached_) return;
   attached_ = true;
-  transport_->SetRegionImporter(this);
+  transport_->exports()->SetImporter(this);
 }
 
 bool ImportedRegions::Holds(const std::byte* memory, size_t bytes) const {

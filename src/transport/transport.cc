@@ -20,13 +20,33 @@ uint64_t LaneSpec::Key() const {
 
 namespace {
 
-const Status& NoZeroCopy() {
-  // One per thread: threads of all ranks copy it, which counts references.
-  thread_local const Status status = InvalidArgument("this transport has no zero copy");
-  return status;
-}
+class Refusal final : public Exports {
+ public:
+  Result<MemoryHandle> Register(const void* /*data*/, size_t /*bytes*/,
+                                const Registration& /*how*/) override {
+    return Why();
+  }
+  void Deregister(const MemoryHandle& /*memory*/) override {}
+  Status CanRegister(const void* /*data*/, size_t /*bytes*/, bool /*on_device*/) const override {
+    return Why();
+  }
+
+ private:
+  static const Status& Why() {
+    // One per thread: threads of all ranks copy it, which counts references.
+    thread_local const Status status = InvalidArgument("this transport has no zero copy");
+    return status;
+  }
+};
 
 }  // namespace
+
+Exports* NoExports() {
+  static Refusal refusal;
+  return &refusal;
+}
+
+Exports* Transport::exports() { return NoExports(); }
 
 Status SendLane::PublishFrom(const SliceHeader& /*header*/, const std::byte* /*data*/,
                              bool /*on_device*/) {
@@ -42,15 +62,6 @@ std::vector<std::vector<int>> Transport::Split(int producer, std::span<const int
   std::vector<std::vector<int>> sets;
   for (const int consumer : consumers) sets.push_back({consumer});
   return sets;
-}
-
-Result<MemoryHandle> Transport::Register(const void* /*data*/, size_t /*bytes*/,
-                                         const Registration& /*how*/) {
-  return NoZeroCopy();
-}
-
-Status Transport::CanRegister(const void* /*data*/, size_t /*bytes*/, bool /*on_device*/) const {
-  return NoZeroCopy();
 }
 
 namespace {

@@ -21,18 +21,11 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "memory/region.h"
+#include "transport/exports.h"
 
 namespace inccl {
 
 class WakeupSource;
-
-// For link emulation; no other code needs them.
-namespace emulated {
-class StampedSendLane;
-class StampedRecvLane;
-class LinkTransport;
-}  // namespace emulated
 
 struct Span {
   std::byte* data = nullptr;
@@ -54,42 +47,6 @@ struct LaneSpec {
   uint64_t Key() const;
   // The position of a rank in `consumers`; consumers.size() if it is none of them.
   int PlaceOf(int rank) const;
-};
-
-// A location in a region that its owner has exported to its peers.
-struct RemoteAddress {
-  uint32_t region = 0;  // MemoryHandle::region; 0: no location
-  uint64_t offset = 0;
-};
-
-// What peers may do with registered memory. They only read device memory.
-enum class Access : uint8_t { kRead, kReadWrite };
-
-// How Transport::Register registers memory.
-struct Registration {
-  Access access = Access::kRead;
-  bool on_device = false;
-  bool keep = false;  // until Deregister; else other memory may take its place
-};
-
-// Memory that Transport::Register has exported to the peers.
-struct MemoryHandle {
-  uint32_t region = 0;  // id of the region that contains it; 0: nothing is registered
-  bool on_device = false;
-  bool writable = false;  // registered with Access::kReadWrite
-  uint64_t offset = 0;    // of `begin` in the region
-  // The part that peers may access. Of host memory only whole pages, because only these can be
-  // revoked from late peers after an error.
-  const std::byte *begin = nullptr, *end = nullptr;
-  uint64_t memory = 0;  // identifies the memory; never reused
-
-  // The address of [data, data + bytes) if peers may access all of it.
-  RemoteAddress At(const std::byte* data, size_t size) const {
-    if (region == 0 || data < begin || data > end || size > static_cast<size_t>(end - data)) {
-      return {};
-    }
-    return {region, offset + static_cast<uint64_t>(data - begin)};
-  }
 };
 
 // The header of a slice. On the wire a slice costs kHeaderBytes + bytes.
@@ -140,8 +97,6 @@ class SendLane {
     ranks->insert(ranks->end(), spec().consumers.begin(), spec().consumers.end());
   }
   virtual const LaneSpec& spec() const = 0;
-  // This lane, if it carries stamps (emulated/stamped_lanes.h); else nullptr.
-  virtual emulated::StampedSendLane* stamped() { return nullptr; }
 };
 
 class RecvLane {
@@ -157,8 +112,6 @@ class RecvLane {
   // Returns the slot of the last peeked slice to the producer.
   virtual Status Release() = 0;
   virtual const LaneSpec& spec() const = 0;
-  // This lane, if it carries stamps (emulated/stamped_lanes.h); else nullptr.
-  virtual emulated::StampedRecvLane* stamped() { return nullptr; }
 };
 
 // Wakes a sleeping rank. The owner calls Arm, looks once more for work, then calls Wait or Disarm;
@@ -217,26 +170,8 @@ class Transport {
   // spec.consumers. Each key may be opened once per side.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
   virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
-  // Exports memory to the peers, or says why this transport cannot. Cheap if the memory is exported
-  // already, and if it cannot be: calls ask for every buffer. Peers import it asynchronously (in
-  // Progress); until then data goes through slots. Memory registered without `keep` may replace the
-  // least recently used such memory, so a communicator registers only between calls, and at most
-  // kExportsPerCall buffers per call. Memory that is freed needs no Deregister.
-  static constexpr int kExportsPerCall = 8;
-  virtual Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
-  // Ends one registration with `keep`, between calls. Peers may keep the memory imported until
-  // other memory takes its place.
-  virtual void Deregister(const MemoryHandle& /*memory*/) {}
-  // OK if Register can export this memory while it has places; else the reason. Any thread.
-  virtual Status CanRegister(const void* data, size_t bytes, bool on_device) const;
-  // Called after an error for the memory of the failed call, writable memory first. From then on
-  // late peers cannot write to it (the contents of writable host memory are lost), and what they
-  // read there never becomes a result: it is the input, or a later Release of the slice fails.
-  // Ignores an empty handle.
-  virtual Status RevokeAccess(const MemoryHandle& /*memory*/) { return Status::Ok(); }
-  // Progress uses the importer until another one or nullptr is set; the caller keeps it alive until
-  // then. Without an importer this rank imports no device memory.
-  virtual void SetRegionImporter(RegionImporter* /*opener*/) {}
+  // The caller's memory that peers reach without a copy; the default refuses all memory.
+  virtual Exports* exports();
   // Appends the memory of the slots that this rank's lanes read and write, so that the caller can
   // register it with a device. The spans are whole pages and stay valid until the transport ends.
   // Later calls return more and longer spans as lanes open here and on peers.
@@ -253,8 +188,6 @@ class Transport {
   // Called after a failed call: from then on the transport reads no memory of the caller. What it
   // had to send from there is lost, and with it the connection.
   virtual void DropUnsent() {}
-  // This transport, if it emulates a link; else nullptr. See NextEvent in emulated/emulated.h.
-  virtual const emulated::LinkTransport* link() const { return nullptr; }
   // nullptr if no rank sleeps on this transport (simulator).
   virtual WakeupEvent* wakeup_event() = 0;
   // What this transport contributes to a wait on several transports (poll_wakeup_event.h), which

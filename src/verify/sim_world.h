@@ -244,7 +244,7 @@ class SimWorld {
 };
 
 // One rank's end of a SimWorld, and its lanes.
-class SimTransport final : public Transport {
+class SimTransport final : public Transport, private Exports {
  public:
   SimTransport(SimWorld* world, int rank) : world_(world), rank_(rank) {}
   Caps caps() const override { return {.name = "sim"}; }
@@ -253,17 +253,7 @@ class SimTransport final : public Transport {
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
-    return world_->regions_.Register(rank_, {static_cast<const std::byte*>(data), bytes}, how);
-  }
-  void Deregister(const MemoryHandle& memory) override {
-    world_->regions_.Deregister(rank_, memory);
-  }
-  Status CanRegister(const void*, size_t, bool) const override { return Status::Ok(); }
-  Status RevokeAccess(const MemoryHandle& memory) override {
-    world_->regions_.RevokeAccess(rank_, memory);
-    return Status::Ok();
-  }
+  Exports* exports() override { return this; }
   Result<int> Progress(Time now) override;
   bool unsent() const override { return world_->state(rank_).unsent > 0; }
   void DropUnsent() override {
@@ -276,6 +266,19 @@ class SimTransport final : public Transport {
   TransportCounters counters() const override { return world_->state(rank_).counters; }
 
  private:
+  // Exports
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return world_->regions_.Register(rank_, {static_cast<const std::byte*>(data), bytes}, how);
+  }
+  void Deregister(const MemoryHandle& memory) override {
+    world_->regions_.Deregister(rank_, memory);
+  }
+  Status CanRegister(const void*, size_t, bool) const override { return Status::Ok(); }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    world_->regions_.RevokeAccess(rank_, memory);
+    return Status::Ok();
+  }
+
   SimWorld* world_;
   int rank_;
 };

@@ -253,8 +253,8 @@ class Simulation {
   MemoryHandle Register(Transport* transport, std::vector<float>* buffer, bool writable) {
     if (buffer->empty()) return {};
     Result<MemoryHandle> memory =
-        transport->Register(buffer->data(), buffer->size() * sizeof(float),
-                            {.access = writable ? Access::kReadWrite : Access::kRead});
+        transport->exports()->Register(buffer->data(), buffer->size() * sizeof(float),
+                                       {.access = writable ? Access::kReadWrite : Access::kRead});
     EXPECT_TRUE(memory.ok()) << memory.status().message();
     if (rng_.Below(4) == 0) {
       const size_t head = rng_.Below(buffer->size() * sizeof(float));
@@ -271,7 +271,7 @@ class Simulation {
     Transport* const transport = world_.transport(rank);
     r->other.resize(64);
     for (uint64_t i = rng_.Below(16); i > 0; --i) {
-      EXPECT_TRUE(transport->Register(&r->other[i], sizeof(float), {}).ok());
+      EXPECT_TRUE(transport->exports()->Register(&r->other[i], sizeof(float), {}).ok());
     }
     const bool host = s.zero_copy == ZeroCopy::kOfHost;
     if (s.collective == Collective::kAllReduce) {
@@ -288,7 +288,7 @@ class Simulation {
     world_.transport(rank)->DropUnsent();
     if (scenario_.zero_copy != ZeroCopy::kOfDevice && !scenario_.sends_from_caller) return;
     for (const MemoryHandle& memory : {r->registered_input, r->registered_output}) {
-      EXPECT_TRUE(world_.transport(rank)->RevokeAccess(memory).ok());
+      EXPECT_TRUE(world_.transport(rank)->exports()->RevokeAccess(memory).ok());
     }
     std::fill(r->input.begin(), r->input.end(), 1e30f);
     std::fill(r->output.begin(), r->output.end(), 1e30f);

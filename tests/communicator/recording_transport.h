@@ -14,7 +14,7 @@
 
 namespace inccl::test {
 
-class RecordingTransport final : public Transport {
+class RecordingTransport final : public Transport, private Exports {
  public:
   struct Registered {
     const void* data;
@@ -46,6 +46,7 @@ class RecordingTransport final : public Transport {
     return Status::Ok();
   }
 
+  Exports* exports() override { return this; }
   Caps caps() const override { return {.name = "recording"}; }
   LaneCaps CapsFor(int, std::span<const int>) const override { return {}; }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec&) override {

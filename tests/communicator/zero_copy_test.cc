@@ -99,7 +99,7 @@ TEST_F(ZeroCopyTest, ACallHasNoBuffersOfTheLastOne) {
   EXPECT_EQ(Begin(CallOf(Collective::kAllReduce, 8192), Algorithm::kTwoShot), "");
 }
 
-// Writable memory first (Transport::RevokeAccess), and each once.
+// Writable memory first (Exports::RevokeAccess), and each once.
 TEST_F(ZeroCopyTest, AfterAnErrorNothingIsAccessible) {
   Begin(CallOf(Collective::kAllReduce, 8192), Algorithm::kTwoShot);
   const uint32_t output = zero_copy_.output().region, input = zero_copy_.input().region;

@@ -143,7 +143,8 @@ TEST_P(TransportConformance, PayloadsOfTheCaller) {
     if (r.rank == 0) {
       auto lane = r.OpenSend(spec);
       std::vector<std::byte> memory(kBytes);
-      (void)r.transport->Register(memory.data(), kBytes, {.keep = true});  // some ask for it
+      (void)r.transport->exports()->Register(memory.data(), kBytes,
+                                             {.keep = true});  // some ask for it
       for (uint32_t i = 0; i < 100; ++i) {
         Expected expected(spec.Key(), i, kBytes);
         const Span slot = r.Acquire(lane.get());
@@ -642,7 +643,7 @@ class AllocatedMemory {
   static bool PeersImport(Transport* transport) {
     const AllocatedMemory memory;
     const Result<MemoryHandle> handle =
-        transport->Register(memory.data_, kBytes, {.access = Access::kReadWrite});
+        transport->exports()->Register(memory.data_, kBytes, {.access = Access::kReadWrite});
     return handle.ok() && handle->writable;
   }
 
@@ -691,10 +692,11 @@ TEST_P(TransportConformance, RegisteredMemory) {
     auto lane = r.OpenSend(spec);
     const AllocatedMemory memory;
     const Span slot = r.Acquire(lane.get());
-    Result<MemoryHandle> handle = r.transport->Register(
+    Result<MemoryHandle> handle = r.transport->exports()->Register(
         memory.data(), AllocatedMemory::kBytes, {.access = Access::kReadWrite, .keep = true});
-    EXPECT_EQ(r.transport->CanRegister(memory.data(), AllocatedMemory::kBytes, false).ok(),
-              handle.ok());
+    EXPECT_EQ(
+        r.transport->exports()->CanRegister(memory.data(), AllocatedMemory::kBytes, false).ok(),
+        handle.ok());
     if (!handle.ok() || !handle->writable) {
       EXPECT_TRUE(handle.ok() || !handle.status().message().empty());
       EXPECT_TRUE(!handle.ok() || lane->SendsFrom(memory.data(), AllocatedMemory::kBytes, false));
@@ -712,7 +714,7 @@ TEST_P(TransportConformance, RegisteredMemory) {
     r.WaitUntil([&] { return *lane->Drained(); });
     EXPECT_STREQ(reinterpret_cast<const char*>(memory.data() + kTarget), "target");
     EXPECT_EQ(handle->At(memory.data() + AllocatedMemory::kBytes, 1).region, 0u);
-    r.transport->Deregister(*handle);
+    r.transport->exports()->Deregister(*handle);
   });
 }
 
@@ -736,13 +738,13 @@ TEST_P(TransportConformance, KeptMemoryStaysRegistered) {
     std::memcpy(memory.data(), "source", 7);
     const Registration kept{.access = Access::kReadWrite, .keep = true};
     Result<MemoryHandle> handle =
-        r.transport->Register(memory.data(), AllocatedMemory::kBytes, kept);
+        r.transport->exports()->Register(memory.data(), AllocatedMemory::kBytes, kept);
     const bool imported = handle.ok() && handle->writable;
     if (imported) AwaitImport(r, *lane, *handle);
     for (int i = 0; i < 40; ++i) {
       const AllocatedMemory other;
       const Result<MemoryHandle> found =
-          r.transport->Register(other.data(), AllocatedMemory::kBytes, {});
+          r.transport->exports()->Register(other.data(), AllocatedMemory::kBytes, {});
       EXPECT_EQ(found.ok(), handle.ok());
       if (found.ok()) {
         EXPECT_NE(found->memory, handle->memory);

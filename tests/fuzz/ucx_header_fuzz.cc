@@ -14,7 +14,7 @@ constexpr uint32_t kSlotBytes = 64;
 
 std::vector<std::byte> SliceExample(uint32_t seq, uint32_t bytes, size_t payload) {
   const ucx::WireHeader wire = {
-      .seq = seq, .bytes = bytes, .slice = 3, .reserved = 0, .signature = 4, .departure = 5};
+      .seq = seq, .bytes = bytes, .slice = 3, .reserved = {}, .signature = 4};
   std::vector<std::byte> example(1 + sizeof wire + payload, std::byte{1});  // ticket 0
   std::memcpy(example.data() + 1, &wire, sizeof wire);
   return example;

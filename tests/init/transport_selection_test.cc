@@ -374,7 +374,8 @@ TEST(TransportSelectionTest, RdmaIsTriedBeforeItIsChosen) {
       EXPECT_STREQ((*end)->caps().name, "verbs+tcp");
     }
     std::vector<std::byte> memory(8192);
-    const auto registered = (*chosen[0])->Register(memory.data(), memory.size(), {.keep = true});
+    const auto registered =
+        (*chosen[0])->exports()->Register(memory.data(), memory.size(), {.keep = true});
     ASSERT_TRUE(registered.ok());
     for (const int peer : {1, 2}) {
       const auto lane =
@@ -412,27 +413,28 @@ TEST(TransportSelectionTest, MemoryIsRegisteredWithAllParts) {
     const auto lane =
         end->OpenSend({.producer = 0, .consumers = {2}, .slot_bytes = 100, .depth = 1});
     ASSERT_TRUE(lane.ok());
-    const auto handle = end->Register(memory, kBytes, {.access = Access::kReadWrite});
+    const auto handle = end->exports()->Register(memory, kBytes, {.access = Access::kReadWrite});
     ASSERT_TRUE(handle.ok());
     EXPECT_TRUE(handle->writable);  // of shm
     const auto* const data = static_cast<const std::byte*>(memory);
     EXPECT_TRUE((*lane)->SendsFrom(data, kBytes, false));
     // Shm has no other memory, but devices send from what is registered.
     std::vector<std::byte> own(8192);
-    const auto of_device = end->Register(own.data(), own.size(), {.keep = true});
+    const auto of_device = end->exports()->Register(own.data(), own.size(), {.keep = true});
     ASSERT_TRUE(of_device.ok());
     EXPECT_FALSE(of_device->writable);
     EXPECT_TRUE((*lane)->SendsFrom(own.data(), own.size(), false));
-    end->Deregister(*of_device);
+    end->exports()->Deregister(*of_device);
     EXPECT_FALSE((*lane)->SendsFrom(own.data(), own.size(), false));
     // A registration that is kept ends in all parts.
-    const auto kept = end->Register(memory, kBytes, {.access = Access::kReadWrite, .keep = true});
+    const auto kept =
+        end->exports()->Register(memory, kBytes, {.access = Access::kReadWrite, .keep = true});
     ASSERT_TRUE(kept.ok());
-    end->Deregister(*kept);
+    end->exports()->Deregister(*kept);
     EXPECT_FALSE((*lane)->SendsFrom(data, kBytes, false));
-    EXPECT_TRUE(end->Register(memory, kBytes, {.access = Access::kReadWrite}).ok());
+    EXPECT_TRUE(end->exports()->Register(memory, kBytes, {.access = Access::kReadWrite}).ok());
     EXPECT_TRUE((*lane)->SendsFrom(data, kBytes, false));
-    EXPECT_TRUE(end->RevokeAccess(*handle).ok());
+    EXPECT_TRUE(end->exports()->RevokeAccess(*handle).ok());
     EXPECT_FALSE((*lane)->SendsFrom(data, kBytes, false));
     EXPECT_TRUE(HostAllocator::Instance().Free(memory).ok());
   }

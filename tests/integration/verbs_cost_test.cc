@@ -31,7 +31,7 @@ class TwoRanks {
     const LaneSpec spec{.producer = 0, .consumers = {1}, .slot_bytes = 8192, .depth = 4};
     send_ = *ends_[0]->OpenSend(spec);
     recv_ = *ends_[1]->OpenRecv(spec);
-    EXPECT_TRUE(ends_[0]->Register(memory_.data(), memory_.size(), {.keep = true}).ok());
+    EXPECT_TRUE(ends_[0]->exports()->Register(memory_.data(), memory_.size(), {.keep = true}).ok());
     Progress();
   }
   void Progress() {

@@ -719,7 +719,6 @@ const char* Name(WorldKind kind) {
     case WorldKind::kUcxProcesses: return "UcxProcesses";
     case WorldKind::kUcxTcp: return "UcxTcp";
     case WorldKind::kUcxBlind: return "UcxBlind";
-    case WorldKind::kLinkUcx: return "LinkUcx";
     case WorldKind::kTcpThreads: return "TcpThreads";
     case WorldKind::kTcpProcesses: return "TcpProcesses";
     case WorldKind::kTcpEncrypted: return "TcpEncrypted";
@@ -753,7 +752,6 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
                           body);
     case WorldKind::kUcxBlind:
       return RunThreads(MakeUcx(nranks, {.tls = UcxDefaults().tls, .wake = false}), seed, body);
-    case WorldKind::kLinkUcx: return RunThreads(WithLinks(MakeUcx(nranks)), seed, body);
     case WorldKind::kTcpThreads:
       return RunThreads(MakeTcp(nranks, tcp::Protection::kNone, 1), seed, body);
     case WorldKind::kTcpProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinTcp, body);
@@ -792,7 +790,7 @@ std::vector<WorldKind> AllWorlds() {
   }
   if (UcxTransport::Built()) {
     for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
-                                 WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx,
+                                 WorldKind::kUcxTcp, WorldKind::kUcxBlind,
                                  WorldKind::kCompositeThreads, WorldKind::kCompositeProcesses}) {
       worlds.push_back(kind);
     }

@@ -69,7 +69,6 @@ enum class WorldKind {
   kUcxProcesses,
   kUcxTcp,          // between processes, over UCX's TCP
   kUcxBlind,        // threads that UCX cannot wake
-  kLinkUcx,         // an emulated link over ucx between threads
   kTcpThreads,      // without protection
   kTcpProcesses,    // with authenticated frames
   kTcpEncrypted,    // threads, with two sockets per pair

@@ -36,6 +36,13 @@ struct LaneTestAccess {
 
 namespace {
 
+emulated::StampedSendLane* Stamped(const std::unique_ptr<SendLane>& lane) {
+  return dynamic_cast<emulated::StampedSendLane*>(lane.get());
+}
+emulated::StampedRecvLane* Stamped(const std::unique_ptr<RecvLane>& lane) {
+  return dynamic_cast<emulated::StampedRecvLane*>(lane.get());
+}
+
 class HeapMemory final : public ArenaMemory {
  public:
   explicit HeapMemory(size_t bytes)
@@ -327,7 +334,7 @@ TEST_F(MappedTest, ASliceLargerThanItsSlotIsRefused) {
   ExpectDefect(recv_->TryPeek(&incoming_).status(), 0);
   SliceHeader header;
   Time departure = 0;
-  ExpectDefect(recv_->stamped()->PeekAhead(0, &header, &departure).status(), 0);
+  ExpectDefect(Stamped(recv_)->PeekAhead(0, &header, &departure).status(), 0);
 }
 
 TEST_F(MappedTest, APayloadOutsideTheArenaIsRefused) {
@@ -500,26 +507,26 @@ TEST_F(MappedTest, StampsBelongToTheirSlots) {
   Open(Spec(100, 3));
   SliceHeader header;
   Time departure = 0;
-  EXPECT_FALSE(*recv_->stamped()->PeekAhead(0, &header, &departure));
+  EXPECT_FALSE(*Stamped(recv_)->PeekAhead(0, &header, &departure));
   for (uint32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(send_->stamped()->CreditDeparture(), 0);
+    EXPECT_EQ(Stamped(send_)->CreditDeparture(), 0);
     ASSERT_NE(send_->TryAcquire()->data, nullptr);
-    ASSERT_TRUE(send_->stamped()->PublishStamped(SliceHeader{i, i, 0}, 1000 + Time{i}).ok());
+    ASSERT_TRUE(Stamped(send_)->PublishStamped(SliceHeader{i, i, 0}, 1000 + Time{i}).ok());
   }
   for (uint32_t i = 0; i < 3; ++i) {
-    ASSERT_TRUE(*recv_->stamped()->PeekAhead(i, &header, &departure));
+    ASSERT_TRUE(*Stamped(recv_)->PeekAhead(i, &header, &departure));
     EXPECT_EQ(header.slice, i);
     EXPECT_EQ(departure, 1000 + Time{i});
   }
-  EXPECT_FALSE(*recv_->stamped()->PeekAhead(3, &header, &departure));
-  EXPECT_EQ(recv_->stamped()->ReleaseStamped(5).code(), Code::kInvalidUsage);
+  EXPECT_FALSE(*Stamped(recv_)->PeekAhead(3, &header, &departure));
+  EXPECT_EQ(Stamped(recv_)->ReleaseStamped(5).code(), Code::kInvalidUsage);
   for (Time i = 0; i < 3; ++i) {
     ASSERT_TRUE(*recv_->TryPeek(&incoming_));
-    ASSERT_TRUE(recv_->stamped()->ReleaseStamped(2000 + i).ok());
+    ASSERT_TRUE(Stamped(recv_)->ReleaseStamped(2000 + i).ok());
   }
   for (Time i = 0; i < 3; ++i) {
     ASSERT_NE(send_->TryAcquire()->data, nullptr);
-    EXPECT_EQ(send_->stamped()->CreditDeparture(), 2000 + i);
+    EXPECT_EQ(Stamped(send_)->CreditDeparture(), 2000 + i);
     ASSERT_TRUE(send_->Publish(SliceHeader{}).ok());
   }
 }

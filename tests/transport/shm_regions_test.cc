@@ -364,7 +364,7 @@ TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
   Look();
   EXPECT_FALSE(ReachableFrom(id)) << "the peer has no device";
   Opener opener;
-  end(1).SetRegionImporter(&opener);
+  end(1).exports()->SetImporter(&opener);
   Look();
   EXPECT_TRUE(ReachableFrom(id)) << "it was offered before the peer had one";
   const uint32_t refused = Export(0, OfDevice(8, nullptr));
@@ -376,14 +376,14 @@ TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
   EXPECT_EQ(incoming.payload, memory.data() + Opener::kDistance + 4096);
   EXPECT_TRUE(recv_->Release().ok());
   EXPECT_TRUE(*send_->Drained());
-  end(1).SetRegionImporter(nullptr);
+  end(1).exports()->SetImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
   EXPECT_FALSE(ReachableFrom(id));
 }
 
 TEST_F(ShmRegionsTest, MemoryOfADeviceMakesRoom) {
   Opener opener;
-  end(1).SetRegionImporter(&opener);
+  end(1).exports()->SetImporter(&opener);
   std::vector<std::byte> memory(4096 * (kMostFound + 9));
   for (uint64_t generation = 1; generation <= kMostFound + 8; ++generation) {
     const uint32_t id = Export(0, OfDevice(generation, &memory[4096 * generation]));
@@ -391,14 +391,14 @@ TEST_F(ShmRegionsTest, MemoryOfADeviceMakesRoom) {
     EXPECT_TRUE(ReachableFrom(id));
   }
   EXPECT_EQ(opener.opened.size(), kMostFound);
-  end(1).SetRegionImporter(nullptr);
+  end(1).exports()->SetImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
 }
 
 // What has been read there may be anything by then.
 TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   Opener opener;
-  end(1).SetRegionImporter(&opener);
+  end(1).exports()->SetImporter(&opener);
   std::vector<std::byte> memory(kBytes + Opener::kDistance);
   const uint32_t kept = Export(0, OfDevice(7, memory.data()));
   const uint32_t withdrawn = Export(0, OfDevice(8, memory.data()));
@@ -407,7 +407,8 @@ TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   ASSERT_TRUE(Publish({.bytes = 1, .source = {withdrawn, 0}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
-  EXPECT_TRUE(end(0).RevokeAccess({.region = withdrawn, .on_device = true, .memory = 8}).ok());
+  EXPECT_TRUE(
+      end(0).exports()->RevokeAccess({.region = withdrawn, .on_device = true, .memory = 8}).ok());
   EXPECT_TRUE(recv_->Release().ok());
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   const Status status = recv_->Release();
@@ -415,7 +416,7 @@ TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   EXPECT_NE(status.message().find("peer rank 0 has failed"), std::string::npos) << status.message();
   EXPECT_FALSE(*send_->Drained());
   EXPECT_FALSE(ReachableFrom(withdrawn));
-  end(1).SetRegionImporter(nullptr);
+  end(1).exports()->SetImporter(nullptr);
 }
 
 // Where a slice refers to the region that its owner replaces too early.
@@ -474,7 +475,7 @@ INSTANTIATE_TEST_SUITE_P(Refs, ShmRegionInUseTest,
 
 TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
   Opener opener;
-  end(1).SetRegionImporter(&opener);
+  end(1).exports()->SetImporter(&opener);
   std::vector<std::byte> memory(kBytes + Opener::kDistance, std::byte{42});
   ASSERT_EQ(Export(0, OfDevice(1, memory.data())), 1u);
   Look();
@@ -490,7 +491,7 @@ TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
   EXPECT_EQ(copied, std::byte{42});
   EXPECT_EQ(recv_->Release().code(), Code::kRemoteError);
   // The end: the opener goes before the lane.
-  end(1).SetRegionImporter(nullptr);
+  end(1).exports()->SetImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
   recv_.reset();
 }
@@ -541,7 +542,7 @@ TEST_F(ShmRegionsTest, KeptRegionsMakeNoRoom) {
   ASSERT_TRUE(recv_->Release().ok());
   // Each registration has to end before the region makes room.
   for (const bool last : {false, true}) {
-    end(0).Deregister({.region = id, .memory = 1});
+    end(0).exports()->Deregister({.region = id, .memory = 1});
     bool replaced = false;
     for (uint64_t generation = 200; generation < 200 + 2 * kMostFound; ++generation) {
       Region region = other.region;
@@ -577,7 +578,7 @@ TEST_F(ShmRegionsTest, ThereIsAReasonWhenTooManyAreKept) {
   std::vector<MemoryHandle> kept;
   const auto next = [&] {
     pieces.push_back(std::make_unique<Piece>());
-    Result<MemoryHandle> memory = end(0).Register(pieces.back()->data, 1 << 20, kKept);
+    Result<MemoryHandle> memory = end(0).exports()->Register(pieces.back()->data, 1 << 20, kKept);
     if (memory.ok()) kept.push_back(*memory);
     return memory.ok() ? "" : memory.status().message();
   };
@@ -591,23 +592,23 @@ TEST_F(ShmRegionsTest, ThereIsAReasonWhenTooManyAreKept) {
   EXPECT_EQ(next(),
             "1024 regions are registered, the most that a rank exports; ccl_comm_deregister makes "
             "room");
-  const Result<MemoryHandle> found = end(0).Register(pieces.back()->data, 1 << 20, {});
+  const Result<MemoryHandle> found = end(0).exports()->Register(pieces.back()->data, 1 << 20, {});
   EXPECT_TRUE(found.ok()) << "calls still find theirs";
   // A second registration of memory that is kept takes no place.
-  EXPECT_TRUE(end(0).Register(pieces[3]->data, 1 << 20, kKept).ok());
+  EXPECT_TRUE(end(0).exports()->Register(pieces[3]->data, 1 << 20, kKept).ok());
   pieces[7]->Free();
   EXPECT_EQ(next(), "") << "that of memory that was freed has ended";
   EXPECT_NE(next(), "");
-  end(0).Deregister(kept[11]);
+  end(0).exports()->Deregister(kept[11]);
   EXPECT_EQ(next(), "");
   EXPECT_NE(next(), "");
-  end(0).Deregister(kept[7]);  // has ended already
+  end(0).exports()->Deregister(kept[7]);  // has ended already
   EXPECT_NE(next(), "");
 }
 
 TEST_F(ShmRegionsTest, DeregisteredWhileAPeerReads) {
   auto piece = std::make_unique<Piece>();
-  const Result<MemoryHandle> memory = end(0).Register(piece->data, piece->bytes, kKept);
+  const Result<MemoryHandle> memory = end(0).exports()->Register(piece->data, piece->bytes, kKept);
   ASSERT_TRUE(memory.ok()) << memory.status().message();
   Look();
   ASSERT_TRUE(ReachableFrom(memory->region));
@@ -615,7 +616,7 @@ TEST_F(ShmRegionsTest, DeregisteredWhileAPeerReads) {
   ASSERT_TRUE(Publish({.bytes = 7, .source = memory->At(piece->data + 4096, 7)}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
-  end(0).Deregister(*memory);
+  end(0).exports()->Deregister(*memory);
   Look();
   EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
   EXPECT_TRUE(recv_->Release().ok());
@@ -635,7 +636,7 @@ TEST_F(ShmRegionsTest, DeregisteredWhileAPeerReads) {
 
 TEST_F(ShmRegionsTest, AHandleHasTheWholePagesOfItsBuffer) {
   const Piece piece;
-  const Result<MemoryHandle> memory = end(0).Register(piece.data + 100, 3 * 4096, {});
+  const Result<MemoryHandle> memory = end(0).exports()->Register(piece.data + 100, 3 * 4096, {});
   ASSERT_TRUE(memory.ok());
   EXPECT_EQ(memory->begin, piece.data + 4096);
   EXPECT_EQ(memory->end, piece.data + 3 * 4096);
@@ -647,9 +648,10 @@ TEST_F(ShmRegionsTest, AHandleHasTheWholePagesOfItsBuffer) {
 
 TEST_F(ShmRegionsTest, WhyMemoryCannotBeRegistered) {
   const auto expect = [&](const void* data, size_t bytes, bool on_device, const char* reason) {
-    const Status status = end(0).CanRegister(data, bytes, on_device);
+    const Status status = end(0).exports()->CanRegister(data, bytes, on_device);
     EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
-    const Result<MemoryHandle> memory = end(0).Register(data, bytes, {.on_device = on_device});
+    const Result<MemoryHandle> memory =
+        end(0).exports()->Register(data, bytes, {.on_device = on_device});
     EXPECT_FALSE(memory.ok());
     EXPECT_FALSE(memory.status().message().empty());
   };
@@ -659,13 +661,13 @@ TEST_F(ShmRegionsTest, WhyMemoryCannotBeRegistered) {
   expect(other.data(), other.size(), true, "not memory of ccl_mem_alloc_device");
   expect(small.data, 1000, false, "memory of ccl_mem_alloc of less than 1048576 bytes");
   Piece piece;
-  EXPECT_TRUE(end(0).CanRegister(piece.data, piece.bytes, false).ok());
+  EXPECT_TRUE(end(0).exports()->CanRegister(piece.data, piece.bytes, false).ok());
   expect(piece.data, piece.bytes + 1, false, "not memory of ccl_mem_alloc");
   expect(piece.data + 1, 8190, false, "without a whole page");
   expect(other.data(), other.size(), false, "not memory of ccl_mem_alloc");
-  const Result<MemoryHandle> memory = end(0).Register(piece.data, piece.bytes, {});
+  const Result<MemoryHandle> memory = end(0).exports()->Register(piece.data, piece.bytes, {});
   ASSERT_TRUE(memory.ok());
-  ASSERT_TRUE(end(0).RevokeAccess(*memory).ok());
+  ASSERT_TRUE(end(0).exports()->RevokeAccess(*memory).ok());
   expect(piece.data, piece.bytes, false, "a call on this memory of ccl_mem_alloc has failed");
 }
 
@@ -674,16 +676,16 @@ TEST_F(ShmRegionsTest, RevokedMemory) {
   const Piece input, output;
   std::memset(input.data, 1, input.bytes);
   std::memset(output.data, 2, output.bytes);
-  const MemoryHandle in = *end(0).Register(input.data, input.bytes, {});
-  const MemoryHandle out = *end(0).Register(output.data, output.bytes, kKept);
+  const MemoryHandle in = *end(0).exports()->Register(input.data, input.bytes, {});
+  const MemoryHandle out = *end(0).exports()->Register(output.data, output.bytes, kKept);
   Look();
   ASSERT_TRUE(
       Publish({.bytes = 7, .source = in.At(input.data, 7), .target = out.At(output.data, 7)}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
-  EXPECT_TRUE(end(0).RevokeAccess({}).ok());
-  EXPECT_TRUE(end(0).RevokeAccess(out).ok());
-  EXPECT_TRUE(end(0).RevokeAccess(in).ok());
+  EXPECT_TRUE(end(0).exports()->RevokeAccess({}).ok());
+  EXPECT_TRUE(end(0).exports()->RevokeAccess(out).ok());
+  EXPECT_TRUE(end(0).exports()->RevokeAccess(in).ok());
   EXPECT_EQ(input.data[6], std::byte{1});
   EXPECT_EQ(output.data[6], std::byte{0});
   std::memset(incoming.target, 3, 7);

@@ -245,7 +245,7 @@ class SimRegionsTest : public ::testing::Test {
  protected:
   // Registers buffer `n` of memory_ and returns the region's id.
   MemoryHandle Register(size_t n, Access access = Access::kReadWrite, bool keep = false) {
-    const Result<MemoryHandle> memory = world_.transport(0)->Register(
+    const Result<MemoryHandle> memory = world_.transport(0)->exports()->Register(
         memory_.data() + n * kBuffer, kBuffer, {.access = access, .keep = keep});
     EXPECT_TRUE(memory.ok()) << memory.status().message();
     return memory.ok() ? *memory : MemoryHandle{};
@@ -322,7 +322,7 @@ TEST_F(SimRegionsTest, WithdrawnOnesDoNotCount) {
   Publish({.bytes = 8, .source = {id, 0}});
   RecvLane::Incoming incoming;
   Peek(&incoming);
-  EXPECT_TRUE(world_.transport(0)->RevokeAccess(memory).ok());
+  EXPECT_TRUE(world_.transport(0)->exports()->RevokeAccess(memory).ok());
   EXPECT_EQ(incoming.payload, memory_.data()) << "it stays where it is";
   const Status status = recv_->Release();
   EXPECT_EQ(status.code(), Code::kRemoteError);
@@ -341,7 +341,7 @@ TEST_F(SimRegionsTest, KeptOnesMakeNoRoom) {
   StepToTheEnd();
   EXPECT_TRUE(send_->ReachableFrom(kept.region));
   EXPECT_EQ(Register(0).region, kept.region);
-  world_.transport(0)->Deregister(kept);
+  world_.transport(0)->exports()->Deregister(kept);
   EXPECT_TRUE(replaced());
 }
 
@@ -349,8 +349,8 @@ TEST_F(SimRegionsTest, ThereIsAReasonWhenTooManyAreKept) {
   for (size_t n = 0; n < sim::SimRegions::kMostKept; ++n) {
     Register(n, Access::kRead, /*keep=*/true);
   }
-  const Result<MemoryHandle> memory =
-      world_.transport(0)->Register(memory_.data() + 20 * kBuffer, kBuffer, {.keep = true});
+  const Result<MemoryHandle> memory = world_.transport(0)->exports()->Register(
+      memory_.data() + 20 * kBuffer, kBuffer, {.keep = true});
   EXPECT_FALSE(memory.ok());
   EXPECT_FALSE(memory.status().message().empty());
   Register(20);

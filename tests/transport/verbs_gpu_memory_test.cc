@@ -45,7 +45,7 @@ class VerbsGpuMemoryTest : public VerbsTest {
     return memory;
   }
   Result<MemoryHandle> Register(const std::byte* data, size_t bytes, bool keep) {
-    return ends_[0]->Register(data, bytes, {.on_device = true, .keep = keep});
+    return ends_[0]->exports()->Register(data, bytes, {.on_device = true, .keep = keep});
   }
   bool SendsFrom(const std::byte* data) const { return send_->SendsFrom(data, kSlotBytes, true); }
   Status Publish(const std::byte* data, uint32_t bytes, bool is_input = false) {
@@ -87,7 +87,7 @@ class VerbsGpuMemoryTest : public VerbsTest {
 TEST_F(VerbsGpuMemoryTest, WhatTheApplicationRegistersIsSentInPlace) {
   Open();
   std::byte* const memory = Filled(gpu_.Allocate(kBytes));
-  EXPECT_TRUE(ends_[0]->CanRegister(memory, kBytes, true).ok());
+  EXPECT_TRUE(ends_[0]->exports()->CanRegister(memory, kBytes, true).ok());
   EXPECT_FALSE(Register(memory, kBytes, false).ok());  // the caller did not ask
   const MemoryHandle handle = Register(memory + 1, kBytes - 1, true).value();
   EXPECT_FALSE(handle.writable);
@@ -101,7 +101,7 @@ TEST_F(VerbsGpuMemoryTest, WhatTheApplicationRegistersIsSentInPlace) {
   SendFrom(memory + 9, 0);
   EXPECT_EQ(fake::Get().Count().gathered, 3u);
   EXPECT_EQ(fake::Get().Count().sends, 4u);
-  ends_[0]->Deregister(handle);
+  ends_[0]->exports()->Deregister(handle);
   EXPECT_EQ(Registered(), 0u);
   EXPECT_FALSE(SendsFrom(memory + 1));
 }
@@ -187,7 +187,8 @@ TEST_F(VerbsGpuMemoryTest, MemoryThatTheDeviceCannotReadIsNamed) {
 TEST_F(VerbsGpuMemoryTest, WhereAPayloadIsToBeProtectedItGoesThroughSlots) {
   Open({}, {});
   ExpectRefused("INCCL_NET_SECURITY=auth");
-  EXPECT_HAS_PART(ends_[0]->CanRegister(&gpu_, 1, true).message(), "INCCL_NET_SECURITY=auth");
+  EXPECT_HAS_PART(ends_[0]->exports()->CanRegister(&gpu_, 1, true).message(),
+                  "INCCL_NET_SECURITY=auth");
 }
 
 TEST_F(VerbsGpuMemoryTest, AGpuWithoutDmaBufs) {

@@ -33,7 +33,7 @@ class VerbsMemoryTest : public VerbsTest {
     locked_ = fake::Get().LockedBytes();
   }
   Result<MemoryHandle> Register(const std::byte* data, size_t bytes, bool keep) {
-    return ends_[0]->Register(data, bytes, {.access = Access::kReadWrite, .keep = keep});
+    return ends_[0]->exports()->Register(data, bytes, {.access = Access::kReadWrite, .keep = keep});
   }
   // Registered by this test, beside what the transport has for itself.
   uint64_t Locked() const { return fake::Get().LockedBytes() - locked_; }
@@ -80,7 +80,7 @@ TEST_F(VerbsMemoryTest, AnyHostMemoryIsSentFromInPlace) {
   const MemoryHandle found = Register(memory.data() + 100, 50, false).value();
   EXPECT_EQ(found.memory, handle.memory);
   EXPECT_EQ(Locked(), memory.size());
-  ends_[0]->Deregister(handle);
+  ends_[0]->exports()->Deregister(handle);
   EXPECT_EQ(Locked(), 0u);
   EXPECT_FALSE(SendsFrom(memory.data()));
   EXPECT_FALSE(Register(memory.data(), memory.size(), false).ok());
@@ -210,14 +210,14 @@ TEST_F(VerbsMemoryTest, FreedMemoryLeavesNoStaleKey) {
       EXPECT_FALSE(Register(first, kBytes, false).ok());
       const MemoryHandle renewed = Register(first, kBytes, true).value();
       SendFrom(first + 5, kSlotBytes);
-      ends_[0]->Deregister(renewed);
+      ends_[0]->exports()->Deregister(renewed);
       munmap(first, kBytes);
     } else {
       std::memset(again, 2, kBytes);
       const MemoryHandle renewed = Register(again, kBytes, keep).value();
       EXPECT_NE(renewed.memory, old.memory);
       SendFrom(again + 5, kSlotBytes);
-      ends_[0]->Deregister(old);  // has ended: it does not end the new one
+      ends_[0]->exports()->Deregister(old);  // has ended: it does not end the new one
       EXPECT_EQ(Locked(), kBytes);
       Free(again);
     }
@@ -290,7 +290,7 @@ TEST_F(VerbsMemoryTest, MemoryThatTheDeviceCannotReadIsNamed) {
     ASSERT_NE(send_->TryAcquire().value().data, nullptr);
     ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes, .slice = 3}, sent, false).ok());
     if (ended) {
-      ends_[0]->Deregister(handle);
+      ends_[0]->exports()->Deregister(handle);
     } else {
       fake::Get().FailNextSend(IBV_WC_LOC_PROT_ERR, false);
     }

@@ -120,10 +120,10 @@ Result<std::unique_ptr<RecvLane>> CompositeTransport::OpenRecv(const LaneSpec& s
 // The handle is that of the first part that registers the memory.
 Result<MemoryHandle> CompositeTransport::Register(const void* data, size_t bytes,
                                                   const Registration& how) {
-  Status reason = Transport::CanRegister(data, bytes, false);
+  Status reason = NoExports()->CanRegister(data, bytes, false);
   MemoryHandle first;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    const Result<MemoryHandle> memory = parts_[i]->Register(data, bytes, how);
+    const Result<MemoryHandle> memory = parts_[i]->exports()->Register(data, bytes, how);
     if (i == 0 && !memory.ok()) reason = memory.status();
     if (memory.ok() && first.region == 0) first = *memory;
   }
@@ -132,13 +132,13 @@ Result<MemoryHandle> CompositeTransport::Register(const void* data, size_t bytes
 }
 
 void CompositeTransport::Deregister(const MemoryHandle& memory) {
-  for (const std::unique_ptr<Transport>& part : parts_) part->Deregister(memory);
+  for (const std::unique_ptr<Transport>& part : parts_) part->exports()->Deregister(memory);
 }
 
 Status CompositeTransport::CanRegister(const void* data, size_t bytes, bool on_device) const {
-  Status reason = Transport::CanRegister(data, bytes, false);
+  Status reason = NoExports()->CanRegister(data, bytes, false);
   for (size_t i = 0; i < parts_.size(); ++i) {
-    Status status = parts_[i]->CanRegister(data, bytes, on_device);
+    Status status = parts_[i]->exports()->CanRegister(data, bytes, on_device);
     if (status.ok()) return status;
     if (i == 0) reason = std::move(status);
   }
@@ -148,14 +148,14 @@ Status CompositeTransport::CanRegister(const void* data, size_t bytes, bool on_d
 Status CompositeTransport::RevokeAccess(const MemoryHandle& memory) {
   Status first;
   for (const std::unique_ptr<Transport>& part : parts_) {
-    Status status = part->RevokeAccess(memory);
+    Status status = part->exports()->RevokeAccess(memory);
     if (first.ok()) first = std::move(status);
   }
   return first;
 }
 
-void CompositeTransport::SetRegionImporter(RegionImporter* opener) {
-  for (const std::unique_ptr<Transport>& part : parts_) part->SetRegionImporter(opener);
+void CompositeTransport::SetImporter(RegionImporter* importer) {
+  for (const std::unique_ptr<Transport>& part : parts_) part->exports()->SetImporter(importer);
 }
 
 void CompositeTransport::SlotMemory(std::vector<Span>* spans) const {

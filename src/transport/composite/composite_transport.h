@@ -45,7 +45,7 @@ class PairTable {
   std::vector<int8_t> parts_;
 };
 
-class CompositeTransport final : public Transport {
+class CompositeTransport final : public Transport, private Exports {
  public:
   struct Part {
     Caps caps;                             // of the transport on any rank
@@ -61,11 +61,7 @@ class CompositeTransport final : public Transport {
   std::vector<std::vector<int>> Split(int producer, std::span<const int> consumers) const override;
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override;
-  void Deregister(const MemoryHandle& memory) override;
-  Status CanRegister(const void* data, size_t bytes, bool on_device) const override;
-  Status RevokeAccess(const MemoryHandle& memory) override;
-  void SetRegionImporter(RegionImporter* opener) override;
+  Exports* exports() override { return this; }
   void SlotMemory(std::vector<Span>* spans) const override;
   Result<int> Progress(Time now) override;
   bool unsent() const override;
@@ -78,6 +74,13 @@ class CompositeTransport final : public Transport {
   TransportCounters counters() const override;
 
  private:
+  // Exports
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override;
+  void Deregister(const MemoryHandle& memory) override;
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override;
+  Status RevokeAccess(const MemoryHandle& memory) override;
+  void SetImporter(RegionImporter* importer) override;
+
   CompositeTransport(int rank, PairTable table, std::vector<Part> parts);
   // The part of all pairs of a lane; PairTable::kNone if they differ or have none.
   int PartOf(int producer, std::span<const int> consumers) const;

@@ -181,7 +181,7 @@ Result<std::unique_ptr<Lane>> LinkTransport::Open(OpenFn<Lane> open, const LaneS
   }
   Result<std::unique_ptr<Lane>> lane = (*inner_.*open)(spec);
   if (!lane.ok()) return lane;
-  Stamped* const stamped = (*lane)->stamped();
+  auto* const stamped = dynamic_cast<Stamped*>(lane->get());
   if (stamped == nullptr) {
     return InvalidArgument(
         fmt::format("no link can be emulated over transport {}: its lanes carry no stamps",
@@ -240,7 +240,7 @@ std::unique_ptr<Transport> EmulateLink(std::unique_ptr<Transport> inner,
 }
 
 Time NextEvent(const Transport& transport) {
-  const emulated::LinkTransport* const link = transport.link();
+  const auto* const link = dynamic_cast<const emulated::LinkTransport*>(&transport);
   return link == nullptr ? kNever : link->NextEvent();
 }
 

@@ -146,7 +146,6 @@ class LinkTransport final : public Transport {
   void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }
   uint64_t memory_bytes() const override { return inner_->memory_bytes(); }
   TransportCounters counters() const override { return inner_->counters(); }
-  const LinkTransport* link() const override { return this; }
   Time NextEvent() const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Lanes that carry a time with every slice and every credit. Link emulation needs them below it;
-// the lanes of loopback, shm, ucx and the simulator derive from them.
+// the lanes of loopback, shm and the simulator derive from them.
 #ifndef INCCL_TRANSPORT_EMULATED_STAMPED_LANES_H_
 #define INCCL_TRANSPORT_EMULATED_STAMPED_LANES_H_
 
@@ -15,7 +15,6 @@ namespace inccl::emulated {
 
 class StampedSendLane : public SendLane {
  public:
-  StampedSendLane* stamped() final { return this; }
   // Publish with a stamp for StampedRecvLane::PeekAhead.
   virtual Status PublishStamped(const SliceHeader& header, Time departure) = 0;
   // The latest stamp with which a consumer released the previous slice of the slot acquired last.
@@ -24,7 +23,6 @@ class StampedSendLane : public SendLane {
 
 class StampedRecvLane : public RecvLane {
  public:
-  StampedRecvLane* stamped() final { return this; }
   // Reads the header and the stamp of the slice `ahead` positions behind the next one, if it has
   // arrived.
   virtual Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) = 0;

@@ -71,31 +71,13 @@ class LoopbackTransport final : public mapped::MappedTransport {
                         &world->wakeups[static_cast<size_t>(rank)], FutexScope::kProcess,
                         max_slot_bytes, /*slots_at_opening=*/UINT32_MAX),
         world_(std::move(world)),
-        own_regions_(rank, this->arena()) {}
+        own_regions_(rank, this->arena(), /*inbox=*/nullptr) {}
 
-  // Exports device memory only: between threads, host memory is as fast through slots, which stay
-  // in the caches.
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
-    if (!how.on_device) return NotOfHost();
-    return own_regions_.Register(data, bytes, how);
-  }
-  void Deregister(const MemoryHandle& memory) override { own_regions_.Deregister(memory); }
-  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
-    return on_device ? shm::OwnRegions::CanRegister(data, bytes, on_device) : NotOfHost();
-  }
-  Status RevokeAccess(const MemoryHandle& memory) override {
-    return own_regions_.RevokeAccess(memory);
-  }
-  void SetRegionImporter(RegionImporter* opener) override {
-    for (const auto& regions : peer_regions_) regions->SetOpener(opener);
-  }
+  Exports* exports() override { return &own_regions_; }
   Result<int> Progress(Time /*now*/) override {
-    for (const auto& regions : peer_regions_) {
-      if (Status status = regions->Update(); !status.ok()) return status;
-    }
+    if (Status status = own_regions_.Update(); !status.ok()) return status;
     return 0;
   }
-
   void SlotMemory(std::vector<Span>* spans) const override { world_->pieces->Append(spans); }
 
   Status AttachAll() {
@@ -104,24 +86,15 @@ class LoopbackTransport final : public mapped::MappedTransport {
       const Mapping& arena = *world_->arenas[static_cast<size_t>(peer)];
       auto view = ArenaView::Create(arena.data(), arena.bytes(), peer, nranks());
       if (!view.ok()) return view.status();
-      peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
-                                                                 this->arena(), view->get()));
-      SetPeer(peer, std::move(*view), &world_->wakeups[static_cast<size_t>(peer)],
-              peer_regions_.back().get());
+      shm::PeerRegions* const regions = own_regions_.AddPeer(peer, view->get());
+      SetPeer(peer, std::move(*view), &world_->wakeups[static_cast<size_t>(peer)], regions);
     }
     return Status::Ok();
   }
 
  private:
-  static const Status& NotOfHost() {
-    thread_local const Status status =
-        InvalidArgument("memory of the host, which goes through slots between threads");
-    return status;
-  }
-
   std::shared_ptr<World> world_;
   shm::OwnRegions own_regions_;
-  std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;
 };
 
 }  // namespace

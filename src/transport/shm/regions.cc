@@ -148,6 +148,13 @@ Status Full() {
                   OwnRegions::kMostKept));
 }
 
+// Between threads host memory is as fast through slots, which stay in the caches.
+const Status& NotOfHost() {
+  thread_local const Status status =
+      InvalidArgument("memory of the host, which goes through slots between threads");
+  return status;
+}
+
 const Status& Refused() {
   thread_local const Status status = SystemError("the export of this memory has failed before");
   return status;
@@ -155,12 +162,33 @@ const Status& Refused() {
 
 }  // namespace
 
-Status OwnRegions::CanRegister(const void* data, size_t bytes, bool on_device) {
+OwnRegions::~OwnRegions() = default;
+
+PeerRegions* OwnRegions::AddPeer(int peer, const mapped::ArenaView* view, UniqueFd inbox) {
+  peers_.push_back(std::make_unique<PeerRegions>(rank_, peer, this, arena_, view, inbox_));
+  if (inbox_ != nullptr) inboxes_.push_back(std::move(inbox));
+  return peers_.back().get();
+}
+
+Status OwnRegions::Update() {
+  for (const std::unique_ptr<PeerRegions>& peer : peers_) {
+    if (Status status = peer->Update(); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+void OwnRegions::SetImporter(RegionImporter* importer) {
+  for (const std::unique_ptr<PeerRegions>& peer : peers_) peer->SetOpener(importer);
+}
+
+Status OwnRegions::CanRegister(const void* data, size_t bytes, bool on_device) const {
+  if (!on_device && inbox_ == nullptr) return NotOfHost();
   if (!FindRegion(data, bytes, on_device).ok()) return WhyNoRegion(data, bytes, on_device);
   return on_device || PagesOf(data, bytes).bytes > 0 ? Status::Ok() : NoWholePage();
 }
 
 Result<MemoryHandle> OwnRegions::Register(const void* data, size_t bytes, const Registration& how) {
+  if (!how.on_device && inbox_ == nullptr) return NotOfHost();
   Result<Region> region = FindRegion(data, bytes, how.on_device);
   if (!region.ok()) return region.status();
   WholePages pages{.head = 0, .bytes = bytes};

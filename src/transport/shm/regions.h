@@ -74,20 +74,28 @@ static_assert(sizeof(HandleWords) == Region::kHandleBytes);
 // a region contains the whole allocation. Calls find regions in their buffers, and the application
 // keeps regions (Registration::keep). A region that is found replaces another found one: the one
 // that was used longest ago.
-class OwnRegions {
+class PeerRegions;
+
+class OwnRegions final : public Exports {
  public:
   static constexpr uint32_t kMostFound = 32;
   static constexpr uint32_t kMostKept = mapped::kRegions - kMostFound;
 
-  OwnRegions(int rank, mapped::Arena* arena) : rank_(rank), arena_(arena) {}
-  // Adds one peer's end of its RegionInbox; called once per peer, before the first file is
-  // exported.
-  void AddPeer(UniqueFd inbox) { inboxes_.push_back(std::move(inbox)); }
-  // As the methods of Transport.
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
-  void Deregister(const MemoryHandle& memory);
-  static Status CanRegister(const void* data, size_t bytes, bool on_device);
-  Status RevokeAccess(const MemoryHandle& memory);
+  // `inbox`: of this rank, which outlives this object as the arena does. Without one it exports no
+  // files, that is device memory only.
+  OwnRegions(int rank, mapped::Arena* arena, RegionInbox* inbox)
+      : rank_(rank), arena_(arena), inbox_(inbox) {}
+  ~OwnRegions() override;
+  // Called once per peer, before the first region is exported, with the peer's end of its
+  // RegionInbox. Returns what the peer exports.
+  PeerRegions* AddPeer(int peer, const mapped::ArenaView* view, UniqueFd inbox = {});
+  // PeerRegions::Update of every peer.
+  Status Update();
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override;
+  void Deregister(const MemoryHandle& memory) override;
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override;
+  Status RevokeAccess(const MemoryHandle& memory) override;
+  void SetImporter(RegionImporter* importer) override;
   // Exports a region and returns its id.
   Result<uint32_t> Export(const Region& region, bool keep);
   // The generation in the table; 0: invalidated.
@@ -124,7 +132,9 @@ class OwnRegions {
 
   const int rank_;
   mapped::Arena* arena_;
-  std::vector<UniqueFd> inboxes_;
+  RegionInbox* const inbox_;
+  std::vector<UniqueFd> inboxes_;  // of peers
+  std::vector<std::unique_ptr<PeerRegions>> peers_;
   std::vector<Exported> exports_;
   std::unordered_map<uint64_t, uint32_t> by_generation_;  // Region::generation: index in exports_
   uint32_t found_ = 0, kept_ = 0;                         // regions in exports_ of either kind
@@ -144,7 +154,7 @@ class PeerRegions final : public mapped::SharedRegions {
   // naming the peer, if it has replaced a region to which peeked slices still refer: an owner must
   // wait until they are released. The old region stays mapped.
   Status Update();
-  // Transport::SetRegionImporter.
+  // Exports::SetImporter.
   void SetOpener(RegionImporter* opener);
   bool ReachableFrom(uint32_t region) const override;
   bool Counts(uint32_t region) const override;

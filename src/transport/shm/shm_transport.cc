@@ -80,7 +80,7 @@ ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, U
       event_fd_(std::move(event_fd)),
       wakeup_source_(reinterpret_cast<WakeupArea*>(wakeup_.mapping.data()), event_fd_.get()),
       inbox_(std::move(inbox)),
-      own_regions_(rank, this->arena()) {}
+      own_regions_(rank, this->arena(), &inbox_) {}
 
 Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
                                                            const ShmOptions& options) {
@@ -158,10 +158,8 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, Uni
   const size_t ahead = mapped::RoundUp(options_.commit_ahead, kPage);
   Map(memory->data() + mapped::kDataOffset,
       std::min(ahead, (*view)->committed() - mapped::kDataOffset), kPopulateRead);
-  peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
-                                                             this->arena(), view->get(), &inbox_));
-  own_regions_.AddPeer(std::move(inbox));
-  SetPeer(peer, std::move(*view), area, peer_regions_.back().get(), event_fd.get());
+  shm::PeerRegions* const regions = own_regions_.AddPeer(peer, view->get(), std::move(inbox));
+  SetPeer(peer, std::move(*view), area, regions, event_fd.get());
   peer_event_fds_.push_back(std::move(event_fd));
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*wakeup));
@@ -170,9 +168,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, Uni
 }
 
 Result<int> ShmTransport::Progress(Time /*now*/) {
-  for (const std::unique_ptr<shm::PeerRegions>& regions : peer_regions_) {
-    if (Status status = regions->Update(); !status.ok()) return status;
-  }
+  if (Status status = own_regions_.Update(); !status.ok()) return status;
   return 0;
 }
 

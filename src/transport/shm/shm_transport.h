@@ -57,22 +57,10 @@ class ShmTransport final : public mapped::MappedTransport {
   // eventfds are closed.
   void CloseEventFds();
 
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
-    return own_regions_.Register(data, bytes, how);
-  }
-  void Deregister(const MemoryHandle& memory) override { own_regions_.Deregister(memory); }
-  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
-    return shm::OwnRegions::CanRegister(data, bytes, on_device);
-  }
-  Status RevokeAccess(const MemoryHandle& memory) override {
-    return own_regions_.RevokeAccess(memory);
-  }
+  Exports* exports() override { return &own_regions_; }
   // Exports a region that belongs to no allocator, and returns its id. For tests.
   Result<uint32_t> ExportRegion(const Region& region, bool keep = false) {
     return own_regions_.Export(region, keep);
-  }
-  void SetRegionImporter(RegionImporter* opener) override {
-    for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }
   Result<int> Progress(Time now) override;
   WakeupSource* wakeup_source() override { return &wakeup_source_; }
@@ -92,7 +80,6 @@ class ShmTransport final : public mapped::MappedTransport {
   std::vector<UniqueFd> peer_event_fds_;  // their lanes use them
   shm::RegionInbox inbox_;
   shm::OwnRegions own_regions_;
-  std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;
 };
 
 // Errors are those of ShmTransport::Create.

@@ -59,8 +59,7 @@ UcxSendLane::UcxSendLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Wo
       buffers_(std::move(buffers)),
       worker_(worker),
       counters_(counters),
-      consumer_(spec_.consumers.front()),
-      departures_(spec_.depth) {
+      consumer_(spec_.consumers.front()) {
   for (uint32_t i = 0; i < spec_.depth; ++i) AwaitCredit(i);
 }
 
@@ -91,7 +90,6 @@ Status UcxSendLane::TakeCredits() {
           static_cast<int>(operation.status), credit.released, buffers_->released,
           buffers_->published));
     }
-    departures_[credit_index_] = credit.departure;
     AwaitCredit(credit_index_);
     ++buffers_->released;
     if (++credit_index_ == spec_.depth) credit_index_ = 0;
@@ -111,16 +109,15 @@ Result<Span> UcxSendLane::TryAcquire() {
   return Span{buffers_->slot(index_) + sizeof(WireHeader), spec_.slot_bytes};
 }
 
-Status UcxSendLane::PublishStamped(const SliceHeader& header, Time departure) {
+Status UcxSendLane::Publish(const SliceHeader& header) {
   if (Status status = CheckPublish(spec_, acquired_, header); !status.ok()) return status;
   if (Status status = worker_->Lost(consumer_); !status.ok()) return status;
   std::byte* const slot = buffers_->slot(index_);
   const WireHeader wire{.seq = static_cast<uint32_t>(buffers_->published + 1),
                         .bytes = header.bytes,
                         .slice = header.slice,
-                        .reserved = 0,
-                        .signature = header.signature,
-                        .departure = departure};
+                        .reserved = {},
+                        .signature = header.signature};
   std::memcpy(slot, &wire, sizeof wire);
   worker_->Send(consumer_, {slot, sizeof wire + header.bytes}, tags_.slice, Traffic::kSlice,
                 &buffers_->slice_ops[index_]);
@@ -147,8 +144,8 @@ void UcxRecvLane::AwaitSlice(uint32_t index) {
                    &buffers_->slice_ops[index]);
 }
 
-Result<bool> UcxRecvLane::ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const {
-  const Operation& operation = buffers_->slice_ops[index];
+Result<bool> UcxRecvLane::ReadHeader(SliceHeader* header) const {
+  const Operation& operation = buffers_->slice_ops[index_];
   if (operation.in_flight) {
     if (Status status = worker_->Lost(spec_.producer); !status.ok()) return status;
     return false;
@@ -163,14 +160,14 @@ Result<bool> UcxRecvLane::ReadHeader(uint64_t ticket, uint32_t index, SliceHeade
     return false;
   }
   const std::string what =
-      ReadWireHeader({buffers_->slot(index), operation.bytes}, ticket, spec_.slot_bytes, header);
+      ReadWireHeader({buffers_->slot(index_), operation.bytes}, ticket_, spec_.slot_bytes, header);
   if (!what.empty()) return wrong(what);
   return true;
 }
 
 Result<bool> UcxRecvLane::TryPeek(Incoming* incoming) {
   if (!peeked_) {
-    Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header);
+    Result<bool> there = ReadHeader(&incoming_.header);
     if (!there.ok() || !*there) return there;
     incoming_.payload = buffers_->slot(index_) + sizeof(WireHeader);
     peeked_ = true;
@@ -179,18 +176,8 @@ Result<bool> UcxRecvLane::TryPeek(Incoming* incoming) {
   return true;
 }
 
-Result<bool> UcxRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) {
-  if (ahead >= spec_.depth) return false;
-  const uint32_t index = (index_ + ahead) % spec_.depth;
-  Result<bool> there = ReadHeader(ticket_ + ahead, index, header);
-  if (there.ok() && *there) {
-    *departure = reinterpret_cast<const WireHeader*>(buffers_->slot(index))->departure;
-  }
-  return there;
-}
-
 // Posts the receive for the slot's next slice before it sends the credit.
-Status UcxRecvLane::ReleaseStamped(Time departure) {
+Status UcxRecvLane::Release() {
   if (!peeked_) return ReleaseError(spec_);
   Operation& operation = buffers_->credit_ops[index_];
   if (operation.in_flight) {  // the producer used a credit that this rank has not sent yet
@@ -199,7 +186,7 @@ Status UcxRecvLane::ReleaseStamped(Time departure) {
   }
   AwaitSlice(index_);
   CreditMessage& credit = buffers_->credits[index_];
-  credit = {.released = ticket_ + 1, .departure = departure};
+  credit = {.released = ticket_ + 1, .reserved = 0};
   worker_->Send(spec_.producer, std::as_bytes(std::span(&credit, 1)), tags_.credit,
                 Traffic::kCredit, &operation);
   peeked_ = false;

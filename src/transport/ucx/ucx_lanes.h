@@ -11,7 +11,6 @@
 
 #include "base/fd.h"
 #include "base/status.h"
-#include "transport/emulated/stamped_lanes.h"
 #include "transport/transport.h"
 #include "transport/ucx/ucx_wire.h"
 #include "transport/ucx/ucx_worker.h"
@@ -38,16 +37,14 @@ struct LaneTags {
   uint64_t slice, credit;
 };
 
-class UcxSendLane final : public emulated::StampedSendLane {
+class UcxSendLane final : public SendLane {
  public:
   // `worker` and `counters` outlive the lane.
   UcxSendLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Worker* worker,
               TransportCounters* counters);
 
   Result<Span> TryAcquire() override;
-  Status Publish(const SliceHeader& header) override { return PublishStamped(header, 0); }
-  Status PublishStamped(const SliceHeader& header, Time departure) override;
-  Time CreditDeparture() const override { return departures_[index_]; }
+  Status Publish(const SliceHeader& header) override;
   const LaneSpec& spec() const override { return spec_; }
 
  private:
@@ -61,27 +58,24 @@ class UcxSendLane final : public emulated::StampedSendLane {
   Worker* worker_;
   TransportCounters* counters_;
   int consumer_;
-  uint32_t index_ = 0;            // published % depth
-  uint32_t credit_index_ = 0;     // released % depth
-  std::vector<Time> departures_;  // per slot: stamp of the last release
+  uint32_t index_ = 0;         // published % depth
+  uint32_t credit_index_ = 0;  // released % depth
   bool acquired_ = false;
 };
 
-class UcxRecvLane final : public emulated::StampedRecvLane {
+class UcxRecvLane final : public RecvLane {
  public:
   UcxRecvLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Worker* worker,
               TransportCounters* counters);
 
   Result<bool> TryPeek(Incoming* incoming) override;
-  Status Release() override { return ReleaseStamped(0); }
-  Status ReleaseStamped(Time departure) override;
-  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) override;
+  Status Release() override;
   const LaneSpec& spec() const override { return spec_; }
 
  private:
   void AwaitSlice(uint32_t index);
-  // Checks and copies the header of slice `ticket` in slot `index`; false if it has not arrived.
-  Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
+  // Checks and copies the header of the next slice; false if it has not arrived.
+  Result<bool> ReadHeader(SliceHeader* header) const;
 
   LaneSpec spec_;
   LaneTags tags_;

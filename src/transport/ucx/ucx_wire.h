@@ -18,15 +18,14 @@ struct alignas(64) WireHeader {
   uint32_t seq;  // number of the slice in its lane, from 1, modulo 2^32
   uint32_t bytes;
   uint32_t slice;
-  uint32_t reserved;
+  uint32_t reserved[3];
   uint64_t signature;
-  int64_t departure;
 };
 static_assert(sizeof(WireHeader) == kHeaderBytes);
 
 struct CreditMessage {
   uint64_t released;  // slices so far, including this one
-  int64_t departure;
+  uint64_t reserved;
 };
 static_assert(sizeof(CreditMessage) == kCreditBytes);
 

@@ -144,7 +144,7 @@ class Device {
 // the library is freed.
 
 // One thread uses it; OnFree and OnReplace come from any.
-class CallerMemory final : public FreeObserver {
+class CallerMemory final : public Exports, public FreeObserver {
  public:
   // The devices outlive it. `gpus`: it also takes memory of GPUs, else the reason why it does not.
   CallerMemory(std::vector<const Device*> devices, Status gpus);
@@ -152,11 +152,11 @@ class CallerMemory final : public FreeObserver {
   CallerMemory(const CallerMemory&) = delete;
   CallerMemory& operator=(const CallerMemory&) = delete;
 
-  // As the methods of Transport. Without Registration::keep, memory that is neither of
+  // Without Registration::keep, memory that is neither of
   // ccl_mem_alloc nor part of memory that is kept is refused.
-  Status CanRegister(const void* data, size_t bytes, bool on_device) const;
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
-  void Deregister(const MemoryHandle& memory);
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override;
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override;
+  void Deregister(const MemoryHandle& memory) override;
   // Ends all registrations.
   void Clear();
 

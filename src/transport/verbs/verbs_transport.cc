@@ -64,13 +64,7 @@ class VerbsEnd final : public VerbsTransport, private WakeupSource {
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
-    return memory_.Register(data, bytes, how);
-  }
-  void Deregister(const MemoryHandle& memory) override { memory_.Deregister(memory); }
-  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
-    return memory_.CanRegister(data, bytes, on_device);
-  }
+  Exports* exports() override { return &memory_; }
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
