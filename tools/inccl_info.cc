@@ -153,7 +153,7 @@ int RunSections(const Options& options) {
       {"topology", TopologySection},
       {"limits", LimitsSection},
       {"environment", [&] { return EnvironmentSection(settings); }}};
-  // First of all: what it sets, such as INCCL_SIMD, shows in the other sections.
+  // First of all: what it sets, such as INCCL_TEST_SIMD, shows in the other sections.
   const Json environment = EnvironmentSection(settings);
   Json all;
   for (const auto& [name, make] : sections) {
@@ -179,7 +179,8 @@ void AddOptions(CLI::App* app, Options* options) {
                   "sections: build, simd, transports, topology, limits, environment")
       ->delimiter(',')
       ->check(CLI::IsMember({"build", "simd", "transports", "topology", "limits", "environment"}));
-  app->add_flag("--environment-markdown", options->markdown, "the table of docs/environment.md");
+  app->add_flag("--environment-markdown", options->markdown,
+                "the tables of docs/environment.md and CONTRIBUTING.md");
   auto* explain =
       app->add_option("--explain", options->explain,
                       "what a call would do: COLLECTIVE SIZE RANKS, e.g. allreduce 1M 8")

@@ -129,7 +129,7 @@ void AddLibraryOptions(Group group, BenchOptions* options, RawOptions* raw) {
   group.AddFlag("--reproducible", options->reproducible, "float sums in rank order");
   group.AddPlain("--slice-bytes", raw->slice_bytes, "SIZE", "pipeline unit (INCCL_SLICE_BYTES)");
   group.AddPlain("--transport", raw->transport, "NAME", "shm, ... (INCCL_TRANSPORT)");
-  group.AddPlain("--simd", raw->simd, "NAME", "scalar, avx2, ... (INCCL_SIMD)");
+  group.AddPlain("--simd", raw->simd, "NAME", "scalar, avx2, ... (INCCL_TEST_SIMD)");
   group.AddPlain("--link-gbps", options->link_gbps, "X", "emulated rate of a rank's link, Gbit/s")
       ->check(CLI::PositiveNumber.description(""));
   group.AddPlain("--link-us", options->link_us, "X", "emulated latency, microseconds")
@@ -312,12 +312,12 @@ Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options
     options->environment["INCCL_SLICE_BYTES"] = fmt::format("{}", *bytes);
   }
   if (!raw.transport.empty()) options->environment["INCCL_TRANSPORT"] = raw.transport;
-  if (!raw.simd.empty()) options->environment["INCCL_SIMD"] = raw.simd;
+  if (!raw.simd.empty()) options->environment["INCCL_TEST_SIMD"] = raw.simd;
   if (options->link_gbps > 0) {
-    options->environment["INCCL_LINK_GBPS"] = fmt::format("{}", options->link_gbps);
+    options->environment["INCCL_TEST_LINK_GBPS"] = fmt::format("{}", options->link_gbps);
   }
   if (options->link_us > 0) {
-    options->environment["INCCL_LINK_US"] = fmt::format("{}", options->link_us);
+    options->environment["INCCL_TEST_LINK_US"] = fmt::format("{}", options->link_us);
   }
   if (options->ranks > 0 && options->threads == 1) options->threads = 0;  // each process has one
   if (options->threads > 0) SetForThreads(options);

@@ -46,7 +46,7 @@ struct JoinOptions {
   std::string secret_file;    // INCCL_SECRET_FILE
   std::string host_id;        // INCCL_HOSTID
   std::string socket_ifname;  // INCCL_SOCKET_IFNAME: where to listen for other machines
-  // INCCL_CONTROL_ALL_PAIRS: up to how many ranks all pairs connect; equal on all ranks.
+  // INCCL_TEST_CONTROL_ALL_PAIRS: up to how many ranks all pairs connect; equal on all ranks.
   int all_pairs = ControlGraph::kAllPairs;
   ListenRules listen;     // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   Cancel cancelled = {};  // once requested, the call soon ends with it

@@ -26,7 +26,7 @@ namespace inccl {
 // since descriptors of shared memory travel over them. Equal on all ranks.
 class ControlGraph {
  public:
-  static constexpr int kAllPairs = 64;  // the default of INCCL_CONTROL_ALL_PAIRS
+  static constexpr int kAllPairs = 64;  // the default of INCCL_TEST_CONTROL_ALL_PAIRS
 
   ControlGraph() = default;  // of all pairs, whatever their number
   // All pairs up to `all_pairs` ranks.

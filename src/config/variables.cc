@@ -164,11 +164,6 @@ const Variable kVariables[] = {
        e->slot_bytes_given = true;
        return ParseBytes(v, int64_t{1} << 16, int64_t{1} << 40, &e->slot_bytes_max);
      }},
-    {{"INCCL_NT_STORE_BYTES",
-      "results of this size or more that are not in place are written with non-temporal stores; "
-      "about half of a last-level cache",
-      "0 to 2^62", "16777216", "bytes"},
-     [](Text v, Environment* e) { return ParseBytes(v, 0, int64_t{1} << 62, &e->nt_store_bytes); }},
     {{"INCCL_THREADS",
       "threads that share the work of a rank inside one call, the calling thread included; results "
       "do not depend on it; give each rank as many processors (docs/threads.md)",
@@ -202,9 +197,6 @@ const Variable kVariables[] = {
       "times",
       "1 to 31", "14", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 31, &e->ib_timeout); }},
-    {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
-      "best, scalar, ssse3, sse4, avx2, avx512, avx512dl, ... (what this CPU has)", "best", "name"},
-     [](Text v, Environment* e) { return ParseName(v, &e->simd); }},
     {{"INCCL_CODEC", "codec of compressed calls that name none",
       "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
      [](Text v, Environment* e) { return ParseName(v, &e->codec); }},
@@ -248,12 +240,6 @@ const Variable kVariables[] = {
       "stands for the machine, too, for virtual machines that were copied from a running one",
       "any text, machine:NAME", "from the kernel's boot id and the network namespace", "text"},
      [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
-    {{"INCCL_CONTROL_ALL_PAIRS",
-      "control and TCP data connections join all pairs of a communicator with so many ranks or "
-      "fewer; with more ranks, each has control connections to ranks at distances of powers of two "
-      "and to those of its host, and connects for data when it needs a peer; equal on all ranks",
-      "1 to 4096", "64", "integer"},
-     [](Text v, Environment* e) { return ParseInteger(v, 1, 4096, &e->control_all_pairs); }},
     {{"INCCL_DEBUG", "what is logged; each level contains those before it",
       "NONE, VERSION, WARN, INFO, TRACE", "WARN", "level"},
      [](Text v, Environment* e) { return ParseLevel(v, &e->debug); }},
@@ -281,20 +267,12 @@ const Variable kVariables[] = {
     {{"INCCL_OP_TIMEOUT_MS", "limit for an operation without progress", kMilliseconds, "600000",
       "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->op_timeout_ms); }},
-    {{"INCCL_HEARTBEAT_TIMEOUT_MS", "interval of the signs of life between processes",
-      kMilliseconds, "1000", "integer"},
-     [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->heartbeat_timeout_ms); }},
     {{"INCCL_DEAD_TIMEOUT_MS",
-      "silence after which a process counts as dead, at least three intervals; one that ends is "
+      "silence after which a process counts as dead, at least 3; signs of life come ten times as "
+      "often, and once per second at least; one that ends is "
       "seen at once; 0, or more time, for ranks that are stopped in a debugger",
       "milliseconds, 1 to 86400000; 0: never", "10000", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 0, kDayMs, &e->dead_timeout_ms); }},
-    {{"INCCL_LINK_GBPS", "emulated link: rate of each rank's port, in 10^9 bit/s",
-      "0 to 1000000; 0: off", "0", "number"},
-     [](Text v, Environment* e) { return ParseReal(v, 1e6, &e->link_gbps); }},
-    {{"INCCL_LINK_US", "emulated link: one-way delay in microseconds", "0 to 10000000; 0: off", "0",
-      "number"},
-     [](Text v, Environment* e) { return ParseReal(v, 1e7, &e->link_us); }},
     {{"INCCL_RANK", "this process's rank, where no launcher says it", "0 to size - 1", "none",
       "integer", true},
      [](Text v, Environment* e) { return ParseInteger(v, 0, kMostRanks - 1, &e->rank); }},
@@ -309,6 +287,31 @@ const Variable kVariables[] = {
     {{"INCCL_CONF_FILE", "configuration file that is read in place of the user's", "a path",
       "$XDG_CONFIG_HOME/inccl.conf, else ~/.inccl.conf", "path", true},
      [](Text v, Environment* e) { return ParseText(v, &e->conf_file); }},
+    // For tests and measurements.
+    {{"INCCL_TEST_NT_STORE_BYTES",
+      "results of this size or more that are not in place are written with non-temporal stores; "
+      "about half of a last-level cache",
+      "0 to 2^62", "16777216", "bytes"},
+     [](Text v, Environment* e) { return ParseBytes(v, 0, int64_t{1} << 62, &e->nt_store_bytes); }},
+    {{"INCCL_TEST_SIMD",
+      "instruction set of the kernels, for measuring; results do not depend on it",
+      "best, scalar, ssse3, sse4, avx2, avx512, avx512dl, ... (what this CPU has)", "best", "name"},
+     [](Text v, Environment* e) { return ParseName(v, &e->simd); }},
+    {{"INCCL_TEST_CONTROL_ALL_PAIRS",
+      "control and TCP data connections join all pairs of a communicator with so many ranks or "
+      "fewer; with more ranks, each has control connections to ranks at distances of powers of two "
+      "and to those of its host, and connects for data when it needs a peer; equal on all ranks",
+      "1 to 4096", "64", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, 4096, &e->control_all_pairs); }},
+    {{"INCCL_TEST_HEARTBEAT_MS", "interval of the signs of life between processes", kMilliseconds,
+      "a tenth of INCCL_DEAD_TIMEOUT_MS, 1000 at most", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->heartbeat_ms); }},
+    {{"INCCL_TEST_LINK_GBPS", "emulated link: rate of each rank's port, in 10^9 bit/s",
+      "0 to 1000000; 0: off", "0", "number"},
+     [](Text v, Environment* e) { return ParseReal(v, 1e6, &e->link_gbps); }},
+    {{"INCCL_TEST_LINK_US", "emulated link: one-way delay in microseconds", "0 to 10000000; 0: off",
+      "0", "number"},
+     [](Text v, Environment* e) { return ParseReal(v, 1e7, &e->link_us); }},
 };
 
 std::vector<VariableInfo> MakeTable() {
@@ -368,7 +371,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
-    if (!name.starts_with("INCCL_") || name.starts_with("INCCL_TEST_")) continue;
+    if (!name.starts_with("INCCL_") || name.starts_with(VariableInfo::kTestPrefix)) continue;
     // Read by the Python package and by libnccl.so.2.
     if (name == "INCCL_LIBRARY" || name.starts_with("INCCL_NCCL_")) continue;
     if (FindVariable(name) == nullptr) unknown.emplace_back(name);

@@ -42,7 +42,7 @@ struct Environment {
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
   int64_t slot_bytes_max = 64 << 20;              // INCCL_SLOT_BYTES_MAX
   bool slot_bytes_given = false;                  // it is set
-  int64_t nt_store_bytes = 16 << 20;              // INCCL_NT_STORE_BYTES
+  int64_t nt_store_bytes = 16 << 20;              // INCCL_TEST_NT_STORE_BYTES
   int threads = 1;                                // INCCL_THREADS
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
   std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
@@ -50,7 +50,7 @@ struct Environment {
   int ib_gid_index = -1;                          // INCCL_IB_GID_INDEX
   int ib_tc = 0;                                  // INCCL_IB_TC
   int ib_timeout = 14;                            // INCCL_IB_TIMEOUT
-  std::string simd;                               // INCCL_SIMD
+  std::string simd;                               // INCCL_TEST_SIMD
   std::string codec;                              // INCCL_CODEC
   NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY
   int sockets_per_peer = 0;                       // INCCL_SOCKETS_PER_PEER; 0: as links require
@@ -60,7 +60,7 @@ struct Environment {
   PortRange port_range;                           // INCCL_PORT_RANGE
   std::string socket_allow;                       // INCCL_SOCKET_ALLOW: networks
   std::string hostid;                             // INCCL_HOSTID
-  int control_all_pairs = 64;                     // INCCL_CONTROL_ALL_PAIRS
+  int control_all_pairs = 64;                     // INCCL_TEST_CONTROL_ALL_PAIRS
   LogLevel debug = LogLevel::kWarn;               // INCCL_DEBUG
   uint32_t debug_subsys = kDefaultLogSubsystems;  // INCCL_DEBUG_SUBSYS
   std::string debug_file;                         // INCCL_DEBUG_FILE
@@ -69,14 +69,14 @@ struct Environment {
   bool status = true;                             // INCCL_STATUS
   int init_timeout_ms = 120000;                   // INCCL_INIT_TIMEOUT_MS
   int op_timeout_ms = 600000;                     // INCCL_OP_TIMEOUT_MS
-  int heartbeat_timeout_ms = 1000;                // INCCL_HEARTBEAT_TIMEOUT_MS
-  int dead_timeout_ms = 10000;                    // INCCL_DEAD_TIMEOUT_MS
-  double link_gbps = 0;                           // INCCL_LINK_GBPS
-  double link_us = 0;                             // INCCL_LINK_US
-  std::optional<int> rank;                        // INCCL_RANK
-  std::optional<int> size;                        // INCCL_SIZE
-  std::optional<std::string> job;                 // INCCL_JOB
-  std::string conf_file;                          // INCCL_CONF_FILE
+  int heartbeat_ms = 0;            // INCCL_TEST_HEARTBEAT_MS; 0: as dead_timeout_ms requires
+  int dead_timeout_ms = 10000;     // INCCL_DEAD_TIMEOUT_MS
+  double link_gbps = 0;            // INCCL_TEST_LINK_GBPS
+  double link_us = 0;              // INCCL_TEST_LINK_US
+  std::optional<int> rank;         // INCCL_RANK
+  std::optional<int> size;         // INCCL_SIZE
+  std::optional<std::string> job;  // INCCL_JOB
+  std::string conf_file;           // INCCL_CONF_FILE
 };
 
 // One entry of the table, for tools that print it.
@@ -88,6 +88,10 @@ struct VariableInfo {
   const char* type;  // "flag", "integer", "bytes", "list", ...; blanks count in "text" and "path"
   // The value differs between processes, so files that several processes read must not set it.
   bool environment_only = false;
+  // Tests and measurements set it, nobody else needs it.
+  bool IsForTests() const { return std::string_view(name).starts_with(kTestPrefix); }
+
+  static constexpr const char* kTestPrefix = "INCCL_TEST_";
 };
 std::span<const VariableInfo> VariableTable();
 // Finds a variable by its name; nullptr if the library has none of that name.

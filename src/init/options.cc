@@ -23,7 +23,8 @@ namespace inccl {
 namespace {
 
 constexpr int kMostChannels = 32;
-constexpr int kLeastBeats = 3;  // heartbeats that a peer must miss before it counts as dead
+constexpr int kMostHeartbeatMs = 1000;  // where no one sets it
+constexpr int kLeastBeats = 3;          // heartbeats that a peer must miss before it counts as dead
 constexpr size_t kMostNameBytes = 128;
 
 Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
@@ -74,16 +75,17 @@ Status ResolveInterface(const ccl_config_t& config, Environment* env) {
 }
 
 Result<ControlOptions> ResolveControl(const ccl_config_t& config, const Environment& env) {
-  const int heartbeat_ms =
-      config.heartbeat_ms != 0 ? config.heartbeat_ms : env.heartbeat_timeout_ms;
   const int dead_ms = config.dead_ms != 0 ? config.dead_ms : env.dead_timeout_ms;
+  int heartbeat_ms = config.heartbeat_ms != 0 ? config.heartbeat_ms : env.heartbeat_ms;
+  if (heartbeat_ms == 0) {
+    heartbeat_ms = dead_ms <= 0 ? kMostHeartbeatMs : std::clamp(dead_ms / 10, 1, kMostHeartbeatMs);
+  }
   const Time heartbeat = heartbeat_ms * kMillisecond;
   if (dead_ms <= 0) return ControlOptions{.heartbeat = heartbeat, .dead_after = kNever};
   if (dead_ms < kLeastBeats * heartbeat_ms) {
-    return InvalidArgument(
-        fmt::format("dead_ms (INCCL_DEAD_TIMEOUT_MS): {}, must be at least {} times heartbeat_ms "
-                    "(INCCL_HEARTBEAT_TIMEOUT_MS), {}",
-                    dead_ms, kLeastBeats, heartbeat_ms));
+    return InvalidArgument(fmt::format(
+        "dead_ms (INCCL_DEAD_TIMEOUT_MS): {}, must be at least {} times heartbeat_ms, {}", dead_ms,
+        kLeastBeats, heartbeat_ms));
   }
   return ControlOptions{.heartbeat = heartbeat, .dead_after = dead_ms * kMillisecond};
 }
@@ -173,7 +175,7 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   if (!env->simd.empty()) {
     if (Status status = SetSimdTarget(env->simd); !status.ok()) {
       return InvalidArgument(
-          fmt::format("{}: {}", settings->Described("INCCL_SIMD"), status.message()));
+          fmt::format("{}: {}", settings->Described("INCCL_TEST_SIMD"), status.message()));
     }
   }
   options.link = {.gbps = env->link_gbps, .latency_us = env->link_us, .clock = &SystemClock()};

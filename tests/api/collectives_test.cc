@@ -186,10 +186,11 @@ TEST_P(CollectivesTest, AllSizesTypesAndOpsAsThreads) {
 
 TEST_P(CollectivesTest, SmallSlicesAndManyChannels) {
   for (const char* channels : {"1", "2", "8"}) {
-    const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()},
-                         {"INCCL_SLICE_BYTES", "8192"},
-                         {"INCCL_NT_STORE_BYTES", channels == std::string("1") ? "0" : "16777216"},
-                         {"INCCL_CHANNELS", channels}});
+    const ScopedEnv env(
+        {{"INCCL_ALGO", WhereItExists(GetParam()).c_str()},
+         {"INCCL_SLICE_BYTES", "8192"},
+         {"INCCL_TEST_NT_STORE_BYTES", channels == std::string("1") ? "0" : "16777216"},
+         {"INCCL_CHANNELS", channels}});
     for (const int n : kSanitized ? std::vector<int>{3} : std::vector<int>{2, 5}) {
       RunThreads(n, [&](int rank, ccl_comm_t comm) {
         CheckAll({CCL_FLOAT32, CCL_SUM, kSizes.back(), true}, n, rank, comm);

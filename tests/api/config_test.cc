@@ -127,11 +127,11 @@ TEST_F(ConfigTest, ErrorsNameThePlace) {
   EXPECT_HAS(Join(nullptr), "INCCL_ALGO (" + file_ + ":1): algorithm \"quick\"");
   Write("INCCL_CODEC=zip\n");
   EXPECT_HAS(Join(nullptr), "INCCL_CODEC (" + file_ + ":1): ");
-  Write("INCCL_SIMD=mmx\n");
-  EXPECT_HAS(Join(nullptr), "INCCL_SIMD (" + file_ + ":1): instruction set \"mmx\"");
+  Write("INCCL_TEST_SIMD=mmx\n");
+  EXPECT_HAS(Join(nullptr), "INCCL_TEST_SIMD (" + file_ + ":1): instruction set \"mmx\"");
   {
-    const ScopedEnv environment({{"INCCL_SIMD", "sse9"}});
-    EXPECT_HAS(Join(nullptr), "INCCL_SIMD (environment): instruction set \"sse9\"");
+    const ScopedEnv environment({{"INCCL_TEST_SIMD", "sse9"}});
+    EXPECT_HAS(Join(nullptr), "INCCL_TEST_SIMD (environment): instruction set \"sse9\"");
   }
   Write("nonsense\n");
   EXPECT_EQ(Join(nullptr), file_ + ":1: \"nonsense\" is not of the form NAME=value");

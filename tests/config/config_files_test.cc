@@ -115,9 +115,9 @@ TEST_F(ConfigFilesTest, EnvironmentOverUserFileOverSystemFile) {
   EXPECT_STREQ(settings->Get("INCCL_CODEC"), "hbi:bits=4");
   EXPECT_EQ(settings->Where("INCCL_CODEC"), system + ":4");
   EXPECT_EQ(settings->Described("INCCL_CODEC"), "INCCL_CODEC (" + system + ":4)");
-  EXPECT_EQ(settings->Get("INCCL_SIMD"), nullptr);
-  EXPECT_EQ(settings->Where("INCCL_SIMD"), "");
-  EXPECT_EQ(settings->Described("INCCL_SIMD"), "INCCL_SIMD");
+  EXPECT_EQ(settings->Get("INCCL_TEST_SIMD"), nullptr);
+  EXPECT_EQ(settings->Where("INCCL_TEST_SIMD"), "");
+  EXPECT_EQ(settings->Described("INCCL_TEST_SIMD"), "INCCL_TEST_SIMD");
   ASSERT_EQ(settings->files().size(), 2u);
   EXPECT_EQ(settings->files()[0].path, user);
   EXPECT_EQ(settings->files()[0].settings, 2u);

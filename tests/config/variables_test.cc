@@ -31,7 +31,7 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->net_security, NetSecurity::kAuth);
   EXPECT_EQ(env->init_timeout_ms, 120000);
   EXPECT_EQ(env->op_timeout_ms, 600000);
-  EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
+  EXPECT_EQ(env->heartbeat_ms, 0);
   EXPECT_EQ(env->dead_timeout_ms, 10000);
   EXPECT_EQ(env->debug, LogLevel::kWarn);
   EXPECT_EQ(env->debug_subsys, kDefaultLogSubsystems);
@@ -49,7 +49,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_CHANNELS", "32"},
                                         {"INCCL_SLICE_BYTES", "4096"},
                                         {"INCCL_SLOT_BYTES_MAX", "1099511627776"},
-                                        {"INCCL_NT_STORE_BYTES", "4294967297"},
+                                        {"INCCL_TEST_NT_STORE_BYTES", "4294967297"},
                                         {"INCCL_THREADS", "64"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
                                         {"INCCL_UCX_TLS", "rc,sysv"},
@@ -57,7 +57,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_IB_GID_INDEX", "3"},
                                         {"INCCL_IB_TC", "106"},
                                         {"INCCL_IB_TIMEOUT", "20"},
-                                        {"INCCL_SIMD", "avx2"},
+                                        {"INCCL_TEST_SIMD", "avx2"},
                                         {"INCCL_CODEC", "hbi:bits=4"},
                                         {"INCCL_NET_SECURITY", "none"},
                                         {"INCCL_SOCKETS_PER_PEER", "4"},
@@ -67,7 +67,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_PORT_RANGE", "4700-4799"},
                                         {"INCCL_SOCKET_ALLOW", "10.0.0.0/8"},
                                         {"INCCL_HOSTID", "h"},
-                                        {"INCCL_CONTROL_ALL_PAIRS", "7"},
+                                        {"INCCL_TEST_CONTROL_ALL_PAIRS", "7"},
                                         {"INCCL_DEBUG", "info"},
                                         {"INCCL_DEBUG_SUBSYS", "COLL,INIT"},
                                         {"INCCL_DEBUG_FILE", "/f"},
@@ -76,10 +76,10 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_STATUS", "0"},
                                         {"INCCL_INIT_TIMEOUT_MS", "1"},
                                         {"INCCL_OP_TIMEOUT_MS", "2"},
-                                        {"INCCL_HEARTBEAT_TIMEOUT_MS", "3"},
+                                        {"INCCL_TEST_HEARTBEAT_MS", "3"},
                                         {"INCCL_DEAD_TIMEOUT_MS", "86400000"},
-                                        {"INCCL_LINK_GBPS", "12.5"},
-                                        {"INCCL_LINK_US", "1e2"},
+                                        {"INCCL_TEST_LINK_GBPS", "12.5"},
+                                        {"INCCL_TEST_LINK_US", "1e2"},
                                         {"INCCL_RANK", "0"},
                                         {"INCCL_SIZE", "4"},
                                         {"INCCL_JOB", "j"},
@@ -117,7 +117,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_FALSE(env->status);
   EXPECT_EQ(env->init_timeout_ms, 1);
   EXPECT_EQ(env->op_timeout_ms, 2);
-  EXPECT_EQ(env->heartbeat_timeout_ms, 3);
+  EXPECT_EQ(env->heartbeat_ms, 3);
   EXPECT_EQ(env->dead_timeout_ms, 86400000);
   EXPECT_EQ(env->link_gbps, 12.5);
   EXPECT_EQ(env->link_us, 100);
@@ -178,12 +178,12 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_ABORT_ON_ERROR", "2"},
       {"INCCL_INIT_TIMEOUT_MS", "0"},
       {"INCCL_OP_TIMEOUT_MS", "-5"},
-      {"INCCL_HEARTBEAT_TIMEOUT_MS", ""},
+      {"INCCL_TEST_HEARTBEAT_MS", ""},
       {"INCCL_DEAD_TIMEOUT_MS", "86400001"},
-      {"INCCL_LINK_GBPS", "-1"},
-      {"INCCL_LINK_GBPS", "nan"},
-      {"INCCL_LINK_GBPS", "inf"},
-      {"INCCL_LINK_US", "fast"},
+      {"INCCL_TEST_LINK_GBPS", "-1"},
+      {"INCCL_TEST_LINK_GBPS", "nan"},
+      {"INCCL_TEST_LINK_GBPS", "inf"},
+      {"INCCL_TEST_LINK_US", "fast"},
       {"INCCL_RANK", "-1"},
       {"INCCL_SIZE", "0"},
   };
@@ -248,10 +248,10 @@ TEST(EnvTest, CaseBlanksAndUnitsDoNotMatter) {
                                         {"INCCL_CHANNELS", "\t2 "},
                                         {"INCCL_SLICE_BYTES", "64K"},
                                         {"INCCL_SLOT_BYTES_MAX", " 2g"},
-                                        {"INCCL_NT_STORE_BYTES", "1M"},
+                                        {"INCCL_TEST_NT_STORE_BYTES", "1M"},
                                         {"INCCL_TRANSPORT", "SHM, Tcp"},
                                         {"INCCL_UCX_TLS", "RC,sysv"},
-                                        {"INCCL_SIMD", "AVX2"},
+                                        {"INCCL_TEST_SIMD", "AVX2"},
                                         {"INCCL_CODEC", " HBI:Bits=4, rht=1"},
                                         {"INCCL_NET_SECURITY", "Encrypt"},
                                         {"INCCL_SOCKET_IFNAME", "^ docker0, ^Lo "},

@@ -226,7 +226,7 @@ TEST(EngineCallsTest, RanksOnMemoryOfTheHostAndOfTheDevice) {
 
 // Behind an emulated link the device reaches slots as well.
 TEST(EngineCallsTest, OverAnEmulatedLink) {
-  const ScopedEnv environment({{"INCCL_LINK_GBPS", "50"}});
+  const ScopedEnv environment({{"INCCL_TEST_LINK_GBPS", "50"}});
   CompareAll({.nranks = 2}, {"", "hbi:bits=6,min_bytes=0"}, {30'001});
 }
 

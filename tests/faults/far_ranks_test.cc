@@ -27,7 +27,7 @@ class FarRanksTest : public FaultTest {
  protected:
   FarRanksTest()
       : FaultTest({.op_seconds = 30.0 * kSlowness, .dead_seconds = kDeadSeconds}),
-        env_({{"INCCL_TRANSPORT", "tcp"}, {"INCCL_CONTROL_ALL_PAIRS", "1"}}) {}
+        env_({{"INCCL_TRANSPORT", "tcp"}, {"INCCL_TEST_CONTROL_ALL_PAIRS", "1"}}) {}
 
   // `body` runs on each rank when all have joined.
   static std::unique_ptr<ProcessWorld> Start(
@@ -466,7 +466,7 @@ class FarHostsTest : public NetworkFaultTest {
  protected:
   FarHostsTest()
       : NetworkFaultTest({.op_seconds = 30.0 * kSlowness, .dead_seconds = kDeadSeconds}),
-        env_({{"INCCL_CONTROL_ALL_PAIRS", "1"}}) {}
+        env_({{"INCCL_TEST_CONTROL_ALL_PAIRS", "1"}}) {}
 
  private:
   const ScopedEnv env_;

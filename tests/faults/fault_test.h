@@ -50,11 +50,9 @@ class FaultTest : public ::testing::TestWithParam<const char*> {
       : init_ms_(Milliseconds(limits.init_seconds)),
         op_ms_(Milliseconds(limits.op_seconds)),
         dead_ms_(Milliseconds(limits.dead_seconds)),
-        beat_ms_(Milliseconds(std::min(limits.dead_seconds, kDeadSeconds) / 10)),
         limits_({{"INCCL_INIT_TIMEOUT_MS", init_ms_.c_str()},
                  {"INCCL_OP_TIMEOUT_MS", op_ms_.c_str()},
-                 {"INCCL_DEAD_TIMEOUT_MS", dead_ms_.c_str()},
-                 {"INCCL_HEARTBEAT_TIMEOUT_MS", beat_ms_.c_str()}}) {}
+                 {"INCCL_DEAD_TIMEOUT_MS", dead_ms_.c_str()}}) {}
 
   void SetUp() override { baseline_ = std::make_unique<Baseline>(); }
   void TearDown() override { baseline_.reset(); }
@@ -70,7 +68,7 @@ class FaultTest : public ::testing::TestWithParam<const char*> {
   }
 
  private:
-  const std::string init_ms_, op_ms_, dead_ms_, beat_ms_;
+  const std::string init_ms_, op_ms_, dead_ms_;
   const ScopedEnv limits_;
   std::unique_ptr<Baseline> baseline_;
 };

@@ -158,14 +158,10 @@ TEST_P(InitTest, Row15_ConfigurationsThatDifferAreNamedWithBothValues) {
     const char* odd;
   };
   const std::vector<Setting> settings = {
-      {"INCCL_ALGO", "ring", "tree"},
-      {"INCCL_CHANNELS", "2", "3"},
-      {"INCCL_SLICE_BYTES", "65536", "32768"},
-      {"INCCL_SLOT_BYTES_MAX", "1048576", "2097152"},
-      {"INCCL_REPRODUCIBLE", "0", "1"},
-      {"INCCL_CODEC", "hbi:bits=5", "hbi:bits=7"},
-      {"INCCL_LINK_US", "3", "4"},
-      {"INCCL_DEAD_TIMEOUT_MS", "7001", "7002"},
+      {"INCCL_ALGO", "ring", "tree"},          {"INCCL_CHANNELS", "2", "3"},
+      {"INCCL_SLICE_BYTES", "65536", "32768"}, {"INCCL_SLOT_BYTES_MAX", "1048576", "2097152"},
+      {"INCCL_REPRODUCIBLE", "0", "1"},        {"INCCL_CODEC", "hbi:bits=5", "hbi:bits=7"},
+      {"INCCL_TEST_LINK_US", "3", "4"},        {"INCCL_DEAD_TIMEOUT_MS", "7001", "7002"},
   };
   RunWorlds(
       settings.size(), 4,
@@ -239,8 +235,8 @@ TEST_P(InitTest, Row15_MalformedAndUnknownVariables) {
         {"INCCL_TRANSPORT", "pigeon"},
         {"INCCL_CODEC", "zip"},
         {"INCCL_INIT_TIMEOUT_MS", "-1"},
-        {"INCCL_HEARTBEAT_TIMEOUT_MS", "10000"},
-        {"INCCL_SIMD", "mmx"},
+        {"INCCL_DEAD_TIMEOUT_MS", "2"},
+        {"INCCL_TEST_SIMD", "mmx"},
         {"INCCL_TEST_FAULT", "nonsense"},
     };
     const ccl_unique_id_t id = side.Id();

@@ -438,12 +438,12 @@ TEST_F(NetworkInitTest, Row28_StrangersAtEveryListener) {
   }
 }
 
-// A communicator of more ranks than INCCL_CONTROL_ALL_PAIRS listens while it is used: strangers
-// come before ranks 0 and 2, and 1 and 3, first need each other.
+// A communicator of more ranks than INCCL_TEST_CONTROL_ALL_PAIRS listens while it is used:
+// strangers come before ranks 0 and 2, and 1 and 3, first need each other.
 TEST_F(NetworkInitTest, Row28_StrangersAtACommunicatorInUse) {
   ForRow("28", "tcp");
   const ScopedEnv large(
-      {{"INCCL_CONTROL_ALL_PAIRS", "1"}, {"INCCL_ALGO", "ring;alltoall:direct_two_shot"}});
+      {{"INCCL_TEST_CONTROL_ALL_PAIRS", "1"}, {"INCCL_ALGO", "ring;alltoall:direct_two_shot"}});
   constexpr int kRanks = 4, kSummed = kHeld, kAgain = kHeld + 1;
   MakeHosts(kRanks + 1);
   ProcessWorld& world = Start(

@@ -278,7 +278,7 @@ TEST_F(LoadTest, Row22_LoadedUsedAndUnloaded) {
 // The library's threads and its handlers are still there after the last dlclose.
 TEST_F(LoadTest, Row22_UnloadedWithALiveCommunicator) {
   ForRow("22", "loopback");
-  const ScopedEnv beats({{"INCCL_HEARTBEAT_TIMEOUT_MS", "1"}});
+  const ScopedEnv beats({{"INCCL_TEST_HEARTBEAT_MS", "1"}});
   const ScopedEnv names({{"INCCL_LIBRARY", INCCL_BINARY_DIR "/src/libinccl.so.0"}});
   for (const bool nccl : {false, true}) {
     ProcessWorld world({.nranks = 1, .baseline = false}, [&](const Side&) {

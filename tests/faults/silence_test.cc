@@ -165,7 +165,7 @@ TEST_F(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
 TEST_F(SilenceTest, Row02_AStopIsNoErrorWithoutADeadTime) {
   ForRow("2");
   // Short beats, and no time for an operation to end first.
-  const ScopedEnv beats({{"INCCL_HEARTBEAT_TIMEOUT_MS", "20"}, {"INCCL_OP_TIMEOUT_MS", "60000"}});
+  const ScopedEnv beats({{"INCCL_TEST_HEARTBEAT_MS", "20"}, {"INCCL_OP_TIMEOUT_MS", "60000"}});
   const auto body = [](int dead_ms) {
     return [dead_ms](const Side& side) {
       ccl_config_t config = CCL_CONFIG_INIT;

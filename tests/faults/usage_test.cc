@@ -345,7 +345,7 @@ TEST_F(OrderTest, Row13_ASlowLinkIsNoCircle) {
   ForRow("13", "loopback");
   constexpr int kRanks = 3;
   const Watchdog watchdog(60.0 * kSlowness);
-  const ScopedEnv slow({{"INCCL_LINK_US", "2500000"}});
+  const ScopedEnv slow({{"INCCL_TEST_LINK_US", "2500000"}});
   std::vector<ccl_comm_t> comms(kRanks);
   ASSERT_EQ(ccl_comm_init_all(comms.data(), kRanks, nullptr), CCL_SUCCESS);
   std::vector<std::thread> threads;

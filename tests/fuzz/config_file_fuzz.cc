@@ -77,7 +77,8 @@ std::vector<std::vector<std::byte>> Examples() {
        {"# a comment\nINCCL_ALGO=ring;allreduce:^tree\n\n  INCCL_CHANNELS = 2 \t# two\r\n",
         "INCCL_CODEC=hbi:bits=6\nINCCL_DEBUG=INFO\nINCCL_DEBUG_SUBSYS=^COLL,TUNING\n",
         "A=1\nB=2\nA=3\n", "no assignment\n", "=x", "export A=1", "A=\x1b[2J", "A=\xc2\x9b\xff",
-        "INCCL_SLICE_BYTES=99999999999999999999\n", "INCCL_LINK_GBPS=1e400\nINCCL_LINK_US=nan"}) {
+        "INCCL_SLICE_BYTES=99999999999999999999\n",
+        "INCCL_TEST_LINK_GBPS=1e400\nINCCL_TEST_LINK_US=nan"}) {
     examples.push_back(FromText(text));
   }
   for (const VariableInfo& variable : VariableTable()) {

@@ -117,6 +117,18 @@ TEST_F(OptionsTest, HeartbeatsFitTheLimitOfSilence) {
   ExpectWrong(config, "dead_ms (INCCL_DEAD_TIMEOUT_MS): 1499, must be at least 3 times");
   config.dead_ms = -1;
   EXPECT_EQ(Resolved(config).control.dead_after, kNever);
+  // Where no one sets the interval it follows the limit.
+  config.heartbeat_ms = 0;
+  EXPECT_EQ(Resolved(config).control.heartbeat, kSecond);
+  for (const auto& [dead_ms, heartbeat_ms] :
+       {std::pair(3, 1), {25, 2}, {1500, 150}, {10000, 1000}, {600000, 1000}}) {
+    config.dead_ms = dead_ms;
+    EXPECT_EQ(Resolved(config).control.heartbeat, heartbeat_ms * kMillisecond) << dead_ms;
+  }
+  config.dead_ms = 2;
+  ExpectWrong(config,
+              "dead_ms (INCCL_DEAD_TIMEOUT_MS): 2, must be at least 3 times heartbeat_ms, 1");
+  config.heartbeat_ms = 500;
   Set("INCCL_DEAD_TIMEOUT_MS", "0");
   EXPECT_EQ(Resolved().control.dead_after, kNever);
   config.dead_ms = 1500;
@@ -130,7 +142,7 @@ TEST_F(OptionsTest, TheConfigTakesPrecedenceOverTheEnvironment) {
   Set("INCCL_CODEC", "bf16");
   Set("INCCL_INIT_TIMEOUT_MS", "11");
   Set("INCCL_OP_TIMEOUT_MS", "12");
-  Set("INCCL_HEARTBEAT_TIMEOUT_MS", "13");
+  Set("INCCL_TEST_HEARTBEAT_MS", "13");
   Set("INCCL_DEAD_TIMEOUT_MS", "140");
   const InitOptions of_environment = Resolved();
   EXPECT_EQ(of_environment.comm.channels, 3);
@@ -186,20 +198,24 @@ TEST_F(OptionsTest, TheAgreementHasWhatAllRanksMustAgreeOn) {
       {"INCCL_SLOT_BYTES_MAX", "65536"},
       {"INCCL_REPRODUCIBLE", "1"},
       {"INCCL_CODEC", "bf16"},
-      {"INCCL_LINK_GBPS", "10"},
-      {"INCCL_LINK_US", "10"},
+      {"INCCL_TEST_LINK_GBPS", "10"},
+      {"INCCL_TEST_LINK_US", "10"},
       {"INCCL_TRANSPORT", "tcp"},
       {"INCCL_UCX_TLS", "posix"},
       {"INCCL_NET_SECURITY", "encrypt"},
       {"INCCL_SOCKETS_PER_PEER", "2"},
-      {"INCCL_CONTROL_ALL_PAIRS", "2"},
-      {"INCCL_HEARTBEAT_TIMEOUT_MS", "999"},
+      {"INCCL_TEST_CONTROL_ALL_PAIRS", "2"},
+      {"INCCL_TEST_HEARTBEAT_MS", "999"},
       {"INCCL_DEAD_TIMEOUT_MS", "9999"},
   };
-  const std::vector<std::pair<const char*, const char*>> own = {
-      {"INCCL_THREADS", "2"},       {"INCCL_NT_STORE_BYTES", "1"}, {"INCCL_INIT_TIMEOUT_MS", "99"},
-      {"INCCL_OP_TIMEOUT_MS", "9"}, {"INCCL_IB_TC", "3"},          {"INCCL_STATUS", "0"},
-      {"INCCL_HOSTID", "x"},        {"INCCL_ABORT_ON_ERROR", "1"}};
+  const std::vector<std::pair<const char*, const char*>> own = {{"INCCL_THREADS", "2"},
+                                                                {"INCCL_TEST_NT_STORE_BYTES", "1"},
+                                                                {"INCCL_INIT_TIMEOUT_MS", "99"},
+                                                                {"INCCL_OP_TIMEOUT_MS", "9"},
+                                                                {"INCCL_IB_TC", "3"},
+                                                                {"INCCL_STATUS", "0"},
+                                                                {"INCCL_HOSTID", "x"},
+                                                                {"INCCL_ABORT_ON_ERROR", "1"}};
   for (const auto& [name, value] : agreed) {
     Set(name, value);
     EXPECT_NE(Resolved().agreement, here) << name;

@@ -103,7 +103,7 @@ inline Outcome RunCompressed(Collective collective, const Vectors& inputs,
                        {"INCCL_CHANNELS", way.channels},
                        {"INCCL_SLICE_BYTES", way.slice_bytes},
                        {"INCCL_TRANSPORT", way.transport},
-                       {"INCCL_SIMD", way.simd}});
+                       {"INCCL_TEST_SIMD", way.simd}});
   const size_t n = inputs.size(), sent = inputs[0].size();
   const bool scatters = collective == Collective::kReduceScatter;
   const bool gathers = collective == Collective::kAllGather;

@@ -42,7 +42,7 @@ TEST(HeartbeatCostTest, TakesLessThanAHundredthOfAProcessor) {
   if (kSanitized) GTEST_SKIP() << "times of sanitized code say nothing";
   for (const char* transport : {"shm", "tcp"}) {
     const ScopedEnv env({{"INCCL_TRANSPORT", transport},
-                         {"INCCL_HEARTBEAT_TIMEOUT_MS", "10"},
+                         {"INCCL_TEST_HEARTBEAT_MS", "10"},
                          {"INCCL_DEAD_TIMEOUT_MS", "30000"}});
     ProcessWorld world({.nranks = kRanks}, [](const Side& side) {
       ccl_comm_t comm = nullptr;

@@ -145,7 +145,7 @@ TEST_F(HostsTest, HierarchicalNeedsAHostOfSeveralRanksAndReproducibleRefusesIt) 
 // A link of its own for each rank: no multicast, everything through lanes of one consumer.
 TEST_F(HostsTest, OverAnEmulatedLink) {
   if (INCCL_TEST_UCX == 0) GTEST_SKIP() << "no link can be emulated over tcp";
-  const ScopedEnv env({{"INCCL_LINK_GBPS", "20"}, {"INCCL_LINK_US", "5"}});
+  const ScopedEnv env({{"INCCL_TEST_LINK_GBPS", "20"}, {"INCCL_TEST_LINK_US", "5"}});
   RunHosts("aab", [](const Side& side, ccl_comm_t comm) {
     CollectivesOnHosts(side.rank(), 3, comm, 20011).RunAll();
   });

@@ -176,7 +176,7 @@ TEST_F(LoadTest, NoRankIsSuspectedWhereProcessorsAreScarce) {
   const int seconds = FromEnvironment("INCCL_TEST_SECONDS", 0);
   if (seconds == 0) GTEST_SKIP() << "takes all processors from other tests: INCCL_TEST_SECONDS";
   const ScopedEnv env({{"INCCL_DEAD_TIMEOUT_MS", "2000"},
-                       {"INCCL_HEARTBEAT_TIMEOUT_MS", "200"},
+                       {"INCCL_TEST_HEARTBEAT_MS", "200"},
                        {"INCCL_OP_TIMEOUT_MS", "600000"},
                        {"INCCL_INIT_TIMEOUT_MS", "120000"}});
   const Spinners spinners(kSpinners);

@@ -52,10 +52,7 @@ class NetworkTest : public ::testing::Test {
   // Ranks that sum until rank 0 is told to stop or a call fails; calls that succeed are right.
   std::unique_ptr<ProcessWorld> Start(double dead_seconds, size_t count = kCount) {
     const std::string dead = Milliseconds(dead_seconds);
-    const std::string beat = Milliseconds(std::min(dead_seconds, kDeadSeconds) / 10);
-    const ScopedEnv env({{"INCCL_SOCKET_IFNAME", "e0"},
-                         {"INCCL_DEAD_TIMEOUT_MS", dead.c_str()},
-                         {"INCCL_HEARTBEAT_TIMEOUT_MS", beat.c_str()}});
+    const ScopedEnv env({{"INCCL_SOCKET_IFNAME", "e0"}, {"INCCL_DEAD_TIMEOUT_MS", dead.c_str()}});
     return std::make_unique<ProcessWorld>(WorldOptions{.nranks = kRanks,
                                                        .deadline_seconds = 4 * kLongSeconds,
                                                        .enter = hosts_->Ranks(kRanks / kHosts)},

@@ -134,7 +134,7 @@ class RegisteredBuffersTest : public ::testing::Test {
   const ScopedEnv env_{{{"INCCL_TRANSPORT", "shm"},
                         {"INCCL_SLICE_BYTES", "8192"},
                         {"INCCL_ALGO", "direct"},
-                        {"INCCL_NT_STORE_BYTES", "200000"}}};
+                        {"INCCL_TEST_NT_STORE_BYTES", "200000"}}};
 };
 
 void InProcesses(const std::function<void(const Side&, ccl_comm_t)>& body, int nranks = kRanks) {

@@ -172,8 +172,8 @@ TEST(ScaleTest, ManyProcessesOverTcp) {
   RunRanks(std::atoi(ranks), per_host != nullptr ? std::atoi(per_host) : 4);
 }
 
-// In a communicator of more ranks than INCCL_CONTROL_ALL_PAIRS a pair connects when a call needs
-// it, also if the rank that accepts comes later.
+// In a communicator of more ranks than INCCL_TEST_CONTROL_ALL_PAIRS a pair connects when a call
+// needs it, also if the rank that accepts comes later.
 TEST(ScaleTest, ConnectionsGrowWithThePeersInUse) {
   const char* const ranks = std::getenv("INCCL_TEST_RANKS");
   const int nranks = ranks != nullptr ? std::atoi(ranks) : kSanitized ? 17 : 40;
@@ -183,7 +183,7 @@ TEST(ScaleTest, ConnectionsGrowWithThePeersInUse) {
     SCOPED_TRACE(algorithm);
     const ScopedEnv env({{"INCCL_TRANSPORT", "tcp"},
                          {"INCCL_ALGO", algorithm},
-                         {"INCCL_CONTROL_ALL_PAIRS", all_pairs.c_str()}});
+                         {"INCCL_TEST_CONTROL_ALL_PAIRS", all_pairs.c_str()}});
     ProcessWorld world({.nranks = nranks, .deadline_seconds = 300.0 * kSlowness},
                        [nranks, peers = most](const Side& side) {
                          setenv("INCCL_HOSTID", std::to_string(side.rank() / 4).c_str(), 1);

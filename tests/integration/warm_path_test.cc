@@ -155,7 +155,7 @@ TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
   const ScopedEnv env({{"INCCL_SLICE_BYTES", "8192"},
                        {"INCCL_THREADS", "1"},
                        {"INCCL_ALGO", "direct"},
-                       {"INCCL_HEARTBEAT_TIMEOUT_MS", "600000"},
+                       {"INCCL_TEST_HEARTBEAT_MS", "600000"},
                        {"INCCL_DEAD_TIMEOUT_MS", "3600000"}});
   ProcessWorld world(
       {.nranks = 2, .deadline_seconds = 120, .baseline = false}, [](const Side& side) {
@@ -196,7 +196,7 @@ TEST(WarmPathTest, OnHostsNothingIsAllocated) {
   const ScopedEnv env({{"INCCL_SLICE_BYTES", "8192"},
                        {"INCCL_THREADS", "1"},
                        {"INCCL_TRANSPORT", "shm,tcp"},
-                       {"INCCL_HEARTBEAT_TIMEOUT_MS", "600000"},
+                       {"INCCL_TEST_HEARTBEAT_MS", "600000"},
                        {"INCCL_DEAD_TIMEOUT_MS", "3600000"}});
   RunHosts("aabb", [](const Side&, ccl_comm_t comm) {
     std::vector<float> memory(4 * kFew, 1.5f);

@@ -104,9 +104,9 @@ TEST(BenchOptions, Ours) {
   EXPECT_EQ(o.json, "out.json");
   const std::map<std::string, std::string> environment = {{"INCCL_SLICE_BYTES", "16384"},
                                                           {"INCCL_TRANSPORT", "shm"},
-                                                          {"INCCL_SIMD", "scalar"},
-                                                          {"INCCL_LINK_GBPS", "1"},
-                                                          {"INCCL_LINK_US", "25"}};
+                                                          {"INCCL_TEST_SIMD", "scalar"},
+                                                          {"INCCL_TEST_LINK_GBPS", "1"},
+                                                          {"INCCL_TEST_LINK_US", "25"}};
   EXPECT_EQ(o.environment, environment);
 }
 

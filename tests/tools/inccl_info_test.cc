@@ -69,7 +69,7 @@ TEST(InfoTest, Simd) {
   for (const std::string& target : SimdTargets()) {
     EXPECT_NE(std::find(built.begin(), built.end(), target), built.end()) << target;
   }
-  EXPECT_EQ(InfoJson("--only simd", "export INCCL_SIMD=scalar")["simd"]["in_use"], "scalar");
+  EXPECT_EQ(InfoJson("--only simd", "export INCCL_TEST_SIMD=scalar")["simd"]["in_use"], "scalar");
 }
 
 TEST(InfoTest, Topology) {
@@ -200,7 +200,7 @@ TEST_F(InfoFileTest, ValuesAndWhereTheyComeFrom) {
 }
 
 TEST_F(InfoFileTest, ABadConfigurationIsShownAndTold) {
-  Write("INCCL_CHANNELS=many\nINCCL_LINK_US=soon\n");
+  Write("INCCL_CHANNELS=many\nINCCL_TEST_LINK_US=soon\n");
   const ProgramResult result = Info("--json", before_);
   EXPECT_EQ(result.status, 1);
   const std::string wrong =
@@ -209,7 +209,7 @@ TEST_F(InfoFileTest, ABadConfigurationIsShownAndTold) {
   const Json environment = Json::parse(result.out)["environment"];
   EXPECT_EQ(environment["error"], wrong);
   EXPECT_EQ(Variable(environment, "INCCL_CHANNELS")["error"], wrong);
-  EXPECT_NE(Variable(environment, "INCCL_LINK_US")["error"].get<std::string>().find("soon"),
+  EXPECT_NE(Variable(environment, "INCCL_TEST_LINK_US")["error"].get<std::string>().find("soon"),
             std::string::npos);
   EXPECT_TRUE(Variable(environment, "INCCL_ALGO")["error"].is_null());
   Write("nonsense");
@@ -261,19 +261,25 @@ TEST_F(InfoFileTest, UserFilesDoNotCountWithAnotherUsersRights) {
       << ucx.dump();
 }
 
-// `inccl-info --environment-markdown` writes the table of docs/environment.md.
-TEST(InfoDocumentTest, TheDocumentHasTheTable) {
+// `inccl-info --environment-markdown` writes the tables of the documents: the users' and the
+// tests'.
+TEST(InfoDocumentTest, TheDocumentsHaveTheTables) {
   const ProgramResult table = Info("--environment-markdown");
   ASSERT_EQ(table.status, 0);
   for (const VariableInfo& info : VariableTable()) {
     EXPECT_NE(table.out.find("| `" + std::string(info.name) + "`"), std::string::npos);
   }
-  const std::string document = FileContent(INCCL_SOURCE_DIR "/docs/environment.md");
-  const size_t begin = document.find("\n| "), end = document.find("|\n\n");
-  ASSERT_NE(begin, std::string::npos);
-  ASSERT_NE(end, std::string::npos);
-  EXPECT_EQ(document.substr(begin + 1, end + 2 - begin - 1), table.out)
-      << "put the output of inccl-info --environment-markdown into docs/environment.md";
+  const size_t middle = table.out.find("\n\n") + 1;
+  const auto expect = [](const char* name, const std::string& printed) {
+    const std::string document = FileContent(std::string(INCCL_SOURCE_DIR "/") + name);
+    const size_t begin = document.find("\n| variable | type"), end = document.find("|\n\n", begin);
+    ASSERT_NE(begin, std::string::npos);
+    ASSERT_NE(end, std::string::npos);
+    EXPECT_EQ(document.substr(begin + 1, end + 2 - begin - 1), printed)
+        << "put the output of inccl-info --environment-markdown into " << name;
+  };
+  expect("docs/environment.md", table.out.substr(0, middle));
+  expect("CONTRIBUTING.md", table.out.substr(middle + 1));
 }
 
 TEST(InfoDumpTest, PrintsTheLibrarysSchedules) {

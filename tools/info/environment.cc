@@ -78,13 +78,16 @@ Json EnvironmentSection(const Result<Settings>& settings) {
 }
 
 std::string EnvironmentMarkdown() {
-  std::string text = "| variable | type | meaning | values | default |\n|---|---|---|---|---|\n";
+  constexpr const char* kHead =
+      "| variable | type | meaning | values | default |\n|---|---|---|---|---|\n";
+  std::string users = kHead, tests = kHead;
   for (const VariableInfo& info : VariableTable()) {
-    text += fmt::format("| `{}`{} | {} | {} | {} | {} |\n", info.name,
-                        info.environment_only ? " *" : "", Cell(info.type), Cell(info.meaning),
-                        Cell(info.values), Cell(info.default_value));
+    std::string* const table = info.IsForTests() ? &tests : &users;
+    *table += fmt::format("| `{}`{} | {} | {} | {} | {} |\n", info.name,
+                          info.environment_only ? " *" : "", Cell(info.type), Cell(info.meaning),
+                          Cell(info.values), Cell(info.default_value));
   }
-  return text;
+  return users + "\n" + tests;
 }
 
 }  // namespace inccl::tools

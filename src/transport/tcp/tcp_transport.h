@@ -218,9 +218,9 @@ struct TcpOptions {
 };
 
 // Listens on the interface that the options select, until all connections are made. Of two ranks
-// the higher one connects: when the communicator is made, in one of up to INCCL_CONTROL_ALL_PAIRS
-// ranks, else when a lane between them is first needed. Errors: kInvalidUsage (no such interface),
-// kSystemError.
+// the higher one connects: when the communicator is made, in one of up to
+// INCCL_TEST_CONTROL_ALL_PAIRS ranks, else when a lane between them is first needed. Errors:
+// kInvalidUsage (no such interface), kSystemError.
 Result<std::unique_ptr<TransportFactory>> MakeTcpFactory(int rank, int nranks,
                                                          const TcpOptions& options);
 
