@@ -32,7 +32,7 @@ TIME_LIMIT = 300  # seconds of one test program; one that hangs has noticed, too
 TESTS = ["hbi_kernels", "hbi_state", "hbi_checksum", "hbi_malformed", "codec_spec", "hbi_groups", "hbi_bounds",
          "hbi_segments_bounds", "hbi_promises", "hbi_golden", "hbi_segments", "hbi_entropy"]
 
-FORMAT, WORDS, ELEMENT = "compress/hbi/format.h", "compress/hbi/side_words.h", "compress/hbi/element.h"
+FORMAT, WORDS = "compress/hbi/format.h", "compress/hbi/side_words.h"
 PLAN, PLAN_H = "compress/hbi/plan.cc", "compress/hbi/plan.h"
 ENTROPY, ENTROPY_H = "compress/hbi/entropy.cc", "compress/hbi/entropy.h"
 SCALAR, RNG, CONFIG = "compress/kernels/scalar_kernels.cc", "base/rng.h", "compress/hbi/config.cc"
@@ -63,7 +63,7 @@ SOURCE_EDITS = [
     ("the smallest host", "topology/host_map.cc",
      "smallest = std::min(",
      "smallest = std::max(", "topology/host_map_test.cc"),
-    ("who gets one more", "collectives/chunking.cc",
+    ("who gets one more", "collectives/call.cc",
      "each + (index < extra ? 1 : 0)",
      "each + (index <= extra ? 1 : 0)", "collectives/chunking_test.cc"),
     ("slots that fit exactly", "tuning/segmentation.cc", "<= budget.bytes", "< budget.bytes", "tuning/slot_budget_test.cc"),
@@ -85,26 +85,26 @@ SOURCE_EDITS = [
     ("a payload within the memory", "transport/mapped/arena.h",
      "bytes <= end - offset",
      "bytes <= bytes_", "transport/mapped_test.cc"),
-    ("order of a credit", "transport/mapped/lanes.cc",
+    ("order of a credit", "transport/mapped/mapped_transport.cc",
      "credit_->released.store(ticket_, std::memory_order_seq_cst)",
      "credit_->released.store(ticket_, std::memory_order_relaxed)", "transport/memory_order_test.cc"),
-    ("a credit that only releases", "transport/mapped/lanes.cc",
+    ("a credit that only releases", "transport/mapped/mapped_transport.cc",
      "credit_->released.store(ticket_, std::memory_order_seq_cst)",
      "credit_->released.store(ticket_, std::memory_order_release)", "transport/memory_order_test.cc"),
-    ("order of a slice", "transport/mapped/lanes.cc",
+    ("order of a slice", "transport/mapped/mapped_transport.cc",
      "static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst",
      "static_cast<uint32_t>(ticket_ + 1), std::memory_order_release", "transport/memory_order_test.cc"),
-    ("a header after its number", "transport/mapped/lanes.cc",
+    ("a header after its number", "transport/mapped/mapped_transport.cc",
      "  slot_header->delivered.store(header.delivered, std::memory_order_relaxed);\n"
      "  slot_header->seq.store(static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst);\n"
      "",
      "  slot_header->seq.store(static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst);\n"
      "  slot_header->delivered.store(header.delivered, std::memory_order_relaxed);\n"
      "", "transport/memory_order_test.cc"),
-    ("order of a look for slices", "transport/mapped/lanes.cc",
+    ("order of a look for slices", "transport/mapped/mapped_transport.cc",
      "theirs.seq.load(std::memory_order_seq_cst)",
      "theirs.seq.load(std::memory_order_relaxed)", "transport/memory_order_test.cc"),
-    ("order of a look for credits", "transport/mapped/lanes.cc",
+    ("order of a look for credits", "transport/mapped/mapped_transport.cc",
      "released.load(std::memory_order_seq_cst)",
      "released.load(std::memory_order_acquire)", "transport/memory_order_test.cc"),
     ("a token after the sleep", "transport/mapped/wakeup.cc",
@@ -147,7 +147,7 @@ SOURCE_EDITS = [
     ("the first error of a group", "stream/batch.h",
      "    if (status_.ok()) status_ = status;\n    if (--open_ == 0) changed_",
      "    status_ = status;\n    if (--open_ == 0) changed_", "stream/host_stream_test.cc"),
-    ("a worker is idle first", "stream/worker.cc",
+    ("a worker is idle first", "stream/batch.cc",
      "    open_.fetch_sub(1, std::memory_order_acq_rel);\n"
      "    changed_.NotifyAll();\n"
      "    const MutexUnlock unlocked(&mutex_);\n"
@@ -181,10 +181,10 @@ SOURCE_EDITS = [
      "if (ours.sequence != theirs.sequence || ours.SameCall(theirs))",
      "if (ours.SameCall(theirs))", "failure/call_history_test.cc"),
     ("records of before", "failure/positions.cc", "back > 0; --back", "back > 1; --back", "failure/call_history_test.cc"),
-    ("memory that is gone", "communicator/registrations.cc",
+    ("memory that is gone", "communicator/zero_copy.cc",
      "  std::erase(added_, &entry);\n",
      "", "communicator/registrations_test.cc"),
-    ("memory that is taken back", "communicator/registrations.cc",
+    ("memory that is taken back", "communicator/zero_copy.cc",
      "  removed_.clear();\n",
      "", "communicator/registrations_test.cc"),
     ("two slices are enough", "communicator/zero_copy.cc",
@@ -199,7 +199,7 @@ SOURCE_EDITS = [
     ("credits that overtake", "transport/tcp/tcp_peer.cc",
      "end->allowed = std::max(end->allowed, header.credit);",
      "end->allowed = header.credit;", "transport/tcp_test.cc"),
-    ("plans by root", "communicator/plans.cc",
+    ("plans by root", "communicator/collective_runner.cc",
      " && plan.args.root == call.root &&",
      " &&", "communicator/plans_test.cc"),
     ("a batch's first error", "communicator/communicator.cc",
@@ -315,9 +315,9 @@ FORMAT_EDITS = [
     ("blocks of a pair", SCALAR, "return pair / kBlock * 2 * kBlock + pair % kBlock", "return pair / kBlock * kBlock + pair",
      None),
     ("scale of a rotation", SCALAR, "1.0f / 16;", "1.0f / 8;", None),
-    ("offset of j below 16", ELEMENT, "j < 16 ? hash : hash >> 16", "j < 17 ? hash : hash >> 16", None),
-    ("middle of an n-th", ELEMENT, "offsets.inverse >> 16;", "offsets.inverse >> 15;", None),
-    ("clamp", ELEMENT, "if (v > limit) v = limit;", "", None),
+    ("offset of j below 16", FORMAT, "j < 16 ? hash : hash >> 16", "j < 17 ? hash : hash >> 16", None),
+    ("middle of an n-th", FORMAT, "offsets.inverse >> 16;", "offsets.inverse >> 15;", None),
+    ("clamp", FORMAT, "if (v > limit) v = limit;", "", None),
     ("least bits", CONFIG, "kMinBits8 = 4,", "kMinBits8 = 5,", None),
     ("range of delta", PLAN_H, "kMaxDelta = 1400", "kMaxDelta = 350", None),
     ("scale of even levels", PLAN_H, "kEvenScale = 8", "kEvenScale = 7", None),

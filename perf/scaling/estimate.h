@@ -5,7 +5,7 @@
 #define INCCL_PERF_SCALING_ESTIMATE_H_
 
 #include "collectives/algorithms.h"
-#include "collectives/chunking.h"
+#include "collectives/call.h"
 #include "perf/scaling/machine.h"
 #include "perf/scaling/payloads.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "collectives/chunking.h"
+#include "collectives/call.h"
 #include "collectives/program.h"
 #include "perf/scaling/fleet.h"
 #include "perf/scaling/machine.h"

@@ -9,7 +9,7 @@
 
 #include "api/handles.h"
 #include "base/log.h"
-#include "compress/warm_up.h"
+#include "compress/codecs.h"
 #include "config/config_files.h"
 
 using inccl::Guarded;

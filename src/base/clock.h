@@ -6,6 +6,7 @@
 #define INCCL_BASE_CLOCK_H_
 
 #include <cstdint>
+#include <ctime>
 #include <limits>
 
 namespace inccl {
@@ -22,8 +23,20 @@ class Clock {
   virtual Time Now() const = 0;
 };
 
+class MonotonicClock final : public Clock {
+ public:
+  Time Now() const override {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * kSecond + t.tv_nsec;
+  }
+};
+
 // CLOCK_MONOTONIC.
-const Clock& SystemClock();
+inline const Clock& SystemClock() {
+  static const MonotonicClock clock;
+  return clock;
+}
 
 }  // namespace inccl
 

@@ -19,7 +19,6 @@
 #include "bootstrap/crypto.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/launcher.h"
-#include "bootstrap/launcher_store.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/rendezvous_client.h"
 #include "bootstrap/unique_id.h"

@@ -16,7 +16,6 @@
 #include "bootstrap/handshake.h"
 #include "bootstrap/socket_list.h"
 #include "topology/host_map.h"
-#include "topology/sites.h"
 
 namespace inccl {
 

@@ -17,7 +17,7 @@
 #include "bootstrap/crypto.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/unique_id.h"
-#include "topology/sites.h"
+#include "topology/host_map.h"
 
 namespace inccl::bootstrap {
 

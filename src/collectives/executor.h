@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "collectives/chunking.h"
+#include "collectives/call.h"
 #include "collectives/program.h"
-#include "collectives/request.h"
+#include "collectives/progress.h"
 #include "engine/engine.h"
 #include "transport/transport.h"
 

@@ -15,7 +15,7 @@
 #include "base/types.h"
 #include "collectives/call.h"
 #include "collectives/program.h"
-#include "collectives/request.h"
+#include "collectives/progress.h"
 
 namespace inccl {
 

@@ -19,8 +19,8 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "communicator/collective_runner.h"
+#include "compress/checked_state.h"
 #include "compress/identity_codec.h"
-#include "compress/sum_of_inputs.h"
 #include "device/runtime.h"
 #include "tuning/cost_model.h"
 

@@ -15,7 +15,6 @@
 #include "failure/liveness.h"
 #include "failure/sticky_error.h"
 #include "topology/host_map.h"
-#include "topology/sites.h"
 
 namespace inccl {
 

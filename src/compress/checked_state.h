@@ -6,8 +6,12 @@
 #ifndef INCCL_COMPRESS_CHECKED_STATE_H_
 #define INCCL_COMPRESS_CHECKED_STATE_H_
 
+#include <cstddef>
+#include <span>
 #include <string>
 
+#include "base/status.h"
+#include "base/types.h"
 #include "compress/codec.h"
 
 namespace inccl {
@@ -89,6 +93,15 @@ void CopyToOthers(Form form, std::span<Term> outputs);
 void CopyPayload(const std::byte* payload, std::span<Term> outputs);
 // The first output of this form, or nullptr.
 Term* FindOutput(Form form, std::span<Term> outputs);
+
+// What a compressed all-reduce returns, made by one rank that has the inputs of all.
+
+// Writes to `output` what `call` gives every rank whose contributions are `inputs`, one after the
+// other by rank, to the last bit. `stats`: as CodecState::Finish fills them in on call.rank. For
+// codecs that run on any schedule (Route::group is 0). Memory: about the inputs once more, in
+// compressed form, besides one window's elements for each rank.
+Status SumOfInputs(const Codec& codec, const CollectiveArgs& call,
+                   std::span<const std::byte> inputs, std::byte* output, CodecStats* stats);
 
 }  // namespace inccl
 

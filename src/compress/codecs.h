@@ -73,6 +73,11 @@ MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.
 MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // published/qsgd.cc
 MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // published/qsgd.cc
 
+// Runs the codec's part of a small all-reduce of at most this many ranks, so that a user's first
+// call finds the code and the tables in memory. A codec that refuses such calls, or no memory for
+// them, is no error.
+void WarmUp(const Codec& codec, int nranks);
+
 }  // namespace inccl
 
 #endif  // INCCL_COMPRESS_CODECS_H_

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/rank_name.h"
 #include "base/text.h"
 #include "failure/sticky_error.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/bytes.h"
 #include "compress/kernels/convert.h"
-#include "compress/kernels/qsgd_kernels.h"
+#include "compress/kernels/published_kernels.h"
 #include "reduce/methods.h"
 
 namespace inccl {

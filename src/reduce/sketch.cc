@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "reduce/bitmap_union.h"
 #include "reduce/methods.h"
 #include "reduce/select.h"
 
@@ -79,7 +78,7 @@ void Sketch::Peel(std::span<uint64_t> cells, std::span<uint64_t> values,
 }
 
 // count_sketch: the exact sum of sparse tensors (lossless homomorphic compression, arXiv
-// 2402.07529). All ranks learn which elements are not zero somewhere (bitmap_union.h). They turn
+// 2402.07529). All ranks learn which elements are not zero somewhere (select.h). They turn
 // these elements into integers on one grid and add up sketches of them (sketch.h); the few elements
 // that cannot be peeled off travel once more, by themselves. Nothing is estimated.
 

@@ -17,7 +17,6 @@
 #include <cstring>
 #include <limits>
 
-#include "reduce/bitmap_union.h"
 #include "reduce/methods.h"
 #include "reduce/select.h"
 

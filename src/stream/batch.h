@@ -5,10 +5,13 @@
 #ifndef INCCL_STREAM_BATCH_H_
 #define INCCL_STREAM_BATCH_H_
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -107,6 +110,46 @@ struct Batch {
   std::vector<std::shared_ptr<StreamOrder>> orders;  // the worker waits for them before and
                                                      // completes them after
   std::shared_ptr<Completion> completion;            // may be null; its Add() has been called
+};
+
+// The thread that runs a communicator's asynchronous batches in the order of their submission. It
+// starts with the first batch.
+
+class Worker {
+ public:
+  // Whether to stop waiting for `order`, on whose stream no position has completed for `stalled`.
+  using GiveUp = std::function<bool(const StreamOrder& order, Time stalled)>;
+
+  // `run` runs a batch.
+  Worker(std::function<Status(const Batch&)> run, GiveUp give_up);
+  // Runs the queued batches, then ends the thread.
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Takes ownership of the batch. kSystemError if there is no thread or memory; then the batch is
+  // unchanged.
+  Status Enqueue(Batch&& batch);
+  // Any thread. Streams go on without the batch that runs and those behind it, now and later: the
+  // thread does not come back from a call of a device's driver.
+  void Release(const Status& status);
+  bool idle() const { return open_.load(std::memory_order_acquire) == 0; }
+  void WaitIdle();
+
+ private:
+  void Loop();
+  static void ReleaseOrders(const Batch& batch, const Status& status);
+
+  const std::function<Status(const Batch&)> run_;
+  const GiveUp give_up_;
+  std::atomic<int> open_{0};  // queued and running
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Batch> queue_ INCCL_GUARDED_BY(mutex_);
+  const Batch* running_ INCCL_GUARDED_BY(mutex_) = nullptr;
+  Status released_ INCCL_GUARDED_BY(mutex_);  // of Release; OK: not called
+  bool stop_ INCCL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Segmentation of a call into windows and slices, and the sizes of slots. They are a pure function
-// of the call and of options on which all ranks have agreed. collectives/chunking.h has the
+// of the call and of options on which all ranks have agreed. collectives/call.h has the
 // arithmetic of chunks.
 #ifndef INCCL_TUNING_SEGMENTATION_H_
 #define INCCL_TUNING_SEGMENTATION_H_
@@ -14,11 +14,10 @@
 #include "base/clock.h"
 #include "base/types.h"
 #include "collectives/algorithms.h"
-#include "collectives/chunking.h"
+#include "collectives/call.h"
 #include "collectives/program.h"
 #include "compress/codec.h"
 #include "topology/host_map.h"
-#include "topology/sites.h"
 
 namespace inccl {
 

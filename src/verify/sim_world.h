@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
-#include "transport/emulated/stamped_lanes.h"
+#include "transport/emulated/emulated.h"
 #include "transport/transport.h"
 
 namespace inccl::sim {

@@ -2,8 +2,6 @@
 //
 // The store of PMI version 1, against a launcher written here: values reach all ranks, each its
 // own; what launchers may do wrong becomes an error.
-#include "bootstrap/launcher_store.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/launcher.h"
 
 namespace inccl::test {
 namespace {

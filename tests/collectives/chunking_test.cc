@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/chunking.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "base/rng.h"
+#include "collectives/call.h"
 #include "support/seed.h"
 
 namespace inccl {

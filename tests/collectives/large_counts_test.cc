@@ -20,7 +20,7 @@
 #include "collectives/call.h"
 #include "collectives/executor.h"
 #include "collectives/send_recv.h"
-#include "communicator/plans.h"
+#include "communicator/collective_runner.h"
 #include "compress/identity_codec.h"
 #include "transport/loopback/loopback.h"
 #include "tuning/segmentation.h"

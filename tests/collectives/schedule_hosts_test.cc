@@ -10,7 +10,7 @@
 
 #include "collectives/schedule_builder.h"
 #include "collectives/schedule_cases.h"
-#include "communicator/plans.h"
+#include "communicator/collective_runner.h"
 #include "topology/host_map.h"
 #include "transport/loopback/loopback.h"
 #include "verify/validate.h"

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A call finds the plan of a call that differs in nothing on which a plan depends.
-#include "communicator/plans.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "communicator/collective_runner.h"
 #include "compress/codec.h"
 #include "compress/identity_codec.h"
 #include "transport/loopback/loopback.h"

@@ -2,8 +2,6 @@
 //
 // Memory that the application registers reaches the transport between calls, and only as long as it
 // is registered.
-#include "communicator/registrations.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +10,7 @@
 
 #include "base/rng.h"
 #include "communicator/recording_transport.h"
+#include "communicator/zero_copy.h"
 #include "support/seed.h"
 
 namespace inccl::test {

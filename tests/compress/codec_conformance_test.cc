@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "compress/checked_state.h"
 #include "compress/codec.h"
 #include "compress/codec_table.h"
 #include "compress/codec_world.h"
 #include "compress/kernels/convert.h"
-#include "compress/sum_of_inputs.h"
 #include "support/seed.h"
 
 namespace inccl::test {

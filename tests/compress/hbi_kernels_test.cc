@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/plan.h"
 #include "compress/hbi/side_words.h"

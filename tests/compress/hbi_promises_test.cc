@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "compress/hbi/element.h"
+#include "compress/hbi/format.h"
 #include "compress/hbi_cases.h"
 #include "compress/hbi_driver.h"
 #include "support/seed.h"

@@ -2,8 +2,6 @@
 //
 // Every instruction set against the scalar reference, bit for bit: every number of elements, one
 // and several scales, elements that are no numbers or larger than they should be.
-#include "compress/kernels/qsgd_kernels.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -17,6 +15,7 @@
 #include "base/rng.h"
 #include "compress/bit_fields.h"
 #include "compress/codec.h"
+#include "compress/kernels/published_kernels.h"
 #include "compress/simd.h"
 #include "support/seed.h"
 

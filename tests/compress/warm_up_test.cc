@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // WarmUp: what it runs, and that it reports nothing.
-#include "compress/warm_up.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "compress/codec_table.h"
+#include "compress/codecs.h"
 
 namespace inccl::test {
 namespace {

@@ -229,14 +229,10 @@ TEST_P(InitTest, Row15_MalformedAndUnknownVariables) {
   // A rendezvous that no rank has come to waits for as long as its process lives.
   ProcessWorld world({.nranks = 1, .baseline = false}, [](const Side& side) {
     const std::pair<const char*, const char*> bad[] = {
-        {"INCCL_CHANNELS", "many"},
-        {"INCCL_SLICE_BYTES", "1"},
-        {"INCCL_ALGO", "ring,magic"},
-        {"INCCL_TRANSPORT", "pigeon"},
-        {"INCCL_CODEC", "zip"},
-        {"INCCL_INIT_TIMEOUT_MS", "-1"},
-        {"INCCL_DEAD_TIMEOUT_MS", "2"},
-        {"INCCL_TEST_SIMD", "mmx"},
+        {"INCCL_CHANNELS", "many"},       {"INCCL_SLICE_BYTES", "1"},
+        {"INCCL_ALGO", "ring,magic"},     {"INCCL_TRANSPORT", "pigeon"},
+        {"INCCL_CODEC", "zip"},           {"INCCL_INIT_TIMEOUT_MS", "-1"},
+        {"INCCL_DEAD_TIMEOUT_MS", "2"},   {"INCCL_TEST_SIMD", "mmx"},
         {"INCCL_TEST_FAULT", "nonsense"},
     };
     const ccl_unique_id_t id = side.Id();

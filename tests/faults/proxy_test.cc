@@ -25,7 +25,7 @@
 #include "faults/connection_proxy.h"
 #include "faults/network_faults.h"
 #include "support/seed.h"
-#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_connection.h"
 
 namespace inccl::test {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "communicator/plans.h"
+#include "communicator/collective_runner.h"
 #include "compress/codecs.h"
 #include "compress/identity_codec.h"
 #include "init/join.h"

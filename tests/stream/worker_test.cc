@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The thread that runs a communicator's batches.
-#include "stream/worker.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -11,6 +9,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "stream/batch.h"
 
 namespace inccl::test {
 namespace {

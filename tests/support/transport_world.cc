@@ -789,9 +789,9 @@ std::vector<WorldKind> AllWorlds() {
     worlds.insert(worlds.end(), {WorldKind::kVerbs, WorldKind::kVerbsThread});
   }
   if (UcxTransport::Built()) {
-    for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
-                                 WorldKind::kUcxTcp, WorldKind::kUcxBlind,
-                                 WorldKind::kCompositeThreads, WorldKind::kCompositeProcesses}) {
+    for (const WorldKind kind :
+         {WorldKind::kUcxThreads, WorldKind::kUcxProcesses, WorldKind::kUcxTcp,
+          WorldKind::kUcxBlind, WorldKind::kCompositeThreads, WorldKind::kCompositeProcesses}) {
       worlds.push_back(kind);
     }
   }

@@ -12,7 +12,6 @@
 #include "base/rng.h"
 #include "support/seed.h"
 #include "transport/mapped/arena.h"
-#include "transport/mapped/lanes.h"
 #include "transport/mapped/mapped_transport.h"
 
 namespace inccl::mapped {

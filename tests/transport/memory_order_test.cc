@@ -26,7 +26,7 @@
 #include "base/rng.h"
 #include "base/status.h"
 #include "support/interleavings.h"
-#include "transport/emulated/stamped_lanes.h"
+#include "transport/emulated/emulated.h"
 #include "transport/poll_wakeup_event.h"
 #include "transport/transport.h"
 #include "world/limits.h"
@@ -66,7 +66,6 @@ inline ssize_t read(int fd, void* /*data*/, size_t bytes) {
 // NOLINTBEGIN(bugprone-suspicious-include)
 #define mapped mapped_model
 #include "transport/mapped/arena.cc"
-#include "transport/mapped/lanes.cc"
 #include "transport/mapped/mapped_transport.cc"
 #include "transport/mapped/wakeup.cc"
 #undef mapped

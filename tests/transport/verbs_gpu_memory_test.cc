@@ -13,7 +13,7 @@
 
 #include "fakes/fake_device.h"
 #include "memory/device_allocator.h"
-#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_connection.h"
 #include "transport/verbs/verbs_device.h"
 #include "transport/verbs/verbs_wire.h"
 #include "transport/verbs_pair.h"

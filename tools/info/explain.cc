@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "collectives/chunking.h"
+#include "collectives/call.h"
 #include "compress/codecs.h"
 #include "transport/mapped/arena.h"
 #include "transport/transport.h"

@@ -14,7 +14,7 @@
 #include "compress/cuda/kernel_args.h"
 #include "compress/cuda/warp_fields.h"
 #include "compress/float_types.h"
-#include "compress/wire/mx_block.h"
+#include "compress/wire/float_wire.h"
 
 namespace inccl::cuda {
 

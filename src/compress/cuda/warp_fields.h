@@ -19,7 +19,6 @@
 #include "base/host_device.h"
 #include "compress/cuda/elements.h"
 #include "compress/cuda/kernel_args.h"
-#include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
 
@@ -220,7 +219,7 @@ INCCL_HOST_DEVICE void Pack(const Warp& warp, const Fields& fields, uint32_t wid
 }
 
 // Converts the eight elements of a lane to and from codes of K levels. Lane l has elements 8 l to
-// 8 l + 7 of a superblock, and four lanes share a block. hbi/element.h has the arithmetic of one
+// 8 l + 7 of a superblock, and four lanes share a block. hbi/format.h has the arithmetic of one
 // element.
 
 inline constexpr uint32_t kLanesPerBlock = 4;

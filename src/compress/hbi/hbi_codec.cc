@@ -9,7 +9,6 @@
 #include "compress/checked_state.h"
 #include "compress/hbi/device_slices.h"
 #include "compress/hbi/entropy.h"
-#include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
 #include "compress/hbi/plan.h"

@@ -12,7 +12,6 @@
 #include "compress/checked_state.h"
 #include "compress/device_work.h"
 #include "compress/hbi/device_slices.h"
-#include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/plan.h"
 #include "compress/hbi/side_words.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "compress/codec.h"
-#include "compress/hbi/coded_payloads.h"
 #include "compress/hbi/device_slices.h"
+#include "compress/hbi/entropy.h"
 #include "compress/hbi/hbi_codec.h"
 #include "compress/hbi/parts.h"
 #include "compress/hbi/slice.h"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compress/kernels/dither_kernels.h"
-
 #include <cstring>
 
 #include "compress/codec.h"
+#include "compress/kernels/published_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/dither_kernels.cc"

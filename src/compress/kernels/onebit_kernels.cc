@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compress/kernels/onebit_kernels.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "compress/codec.h"
+#include "compress/kernels/published_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/onebit_kernels.cc"

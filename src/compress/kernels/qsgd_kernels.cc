@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compress/kernels/qsgd_kernels.h"
+#include "compress/kernels/published_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/qsgd_kernels.cc"

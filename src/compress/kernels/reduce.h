@@ -49,16 +49,18 @@ struct ReduceArgs {
 
 using ReduceFn = void (*)(const ReduceArgs& args);
 
-// The kernel for this CPU, never nullptr. Thread-safe.
-ReduceFn FindReduce(DataType type, ReduceOp op);
-
 // data[i] = data[i] / divisor truncated toward zero, for an integer type and divisor > 0.
 void DivideIntegers(DataType type, void* data, size_t count, int divisor);
 
 // The two halves of FindReduce, in separate files so that they compile in parallel.
-
 ReduceFn FindNarrowReduce(DataType type, ReduceOp op);  // fp16, bf16, e4m3, e5m2
 ReduceFn FindWideReduce(DataType type, ReduceOp op);    // all others
+
+// The kernel for this CPU, never nullptr. Thread-safe.
+inline ReduceFn FindReduce(DataType type, ReduceOp op) {
+  const bool narrow = IsFloat(type) && SizeOf(type) < sizeof(float);
+  return narrow ? FindNarrowReduce(type, op) : FindWideReduce(type, op);
+}
 
 }  // namespace inccl
 

@@ -14,12 +14,10 @@
 #include "compress/bit_fields.h"
 #include "compress/codec.h"
 #include "compress/float_types.h"
-#include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
-#include "compress/kernels/dither_kernels.h"
 #include "compress/kernels/hbi_kernels.h"
-#include "compress/kernels/qsgd_kernels.h"
+#include "compress/kernels/published_kernels.h"
 
 namespace inccl::hbi {
 namespace {

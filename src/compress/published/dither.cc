@@ -15,8 +15,7 @@
 
 #include "compress/bit_fields.h"
 #include "compress/codecs.h"
-#include "compress/kernels/dither_kernels.h"
-#include "compress/kernels/qsgd_kernels.h"
+#include "compress/kernels/published_kernels.h"
 #include "compress/published/block_code.h"
 #include "compress/published/qsgd.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compress/codecs.h"
-#include "compress/kernels/onebit_kernels.h"
+#include "compress/kernels/published_kernels.h"
 #include "compress/published/block_code.h"
 
 namespace inccl {

@@ -19,7 +19,7 @@
 #include "compress/codecs.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/hbi_kernels.h"
-#include "compress/kernels/qsgd_kernels.h"
+#include "compress/kernels/published_kernels.h"
 
 namespace inccl::qsgd {
 namespace {

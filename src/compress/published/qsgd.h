@@ -18,7 +18,7 @@
 #include "compress/bit_fields.h"
 #include "compress/checked_state.h"
 #include "compress/codec.h"
-#include "compress/kernels/qsgd_kernels.h"
+#include "compress/kernels/published_kernels.h"
 
 namespace inccl::qsgd {
 

@@ -25,7 +25,6 @@
 #include "compress/kernels/fp8_kernels.h"
 #include "compress/kernels/reduce.h"
 #include "compress/wire/float_wire.h"
-#include "compress/wire/mx_block.h"
 
 namespace inccl {
 namespace {

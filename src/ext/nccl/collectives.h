@@ -21,10 +21,6 @@ struct CallCodec {
 ResultCode ReadCallConfig(const char* function, const CollConfig* config, bool compresses,
                           CallCodec* codec);
 
-}  // namespace inccl::nccl
-
-namespace inccl::nccl {
-
 // `own`: the codec of this call.
 ResultCode AllReduce(const void* send, void* recv, size_t count, int type, int op, Comm comm,
                      CudaStream stream, const CallCodec& own);
@@ -47,5 +43,22 @@ int pncclGather(const void* send, void* recv, size_t count, int type, int root,
 int pncclScatter(const void* send, void* recv, size_t count, int type, int root,
                  inccl::nccl::Comm comm, inccl::nccl::CudaStream stream);
 }
+
+namespace inccl::nccl {
+
+// The calling thread's group.
+
+// True between the thread's ncclGroupStart and the outermost ncclGroupEnd.
+bool InGroup();
+
+// Returns `result`. In a group, the outermost ncclGroupEnd returns it, too, and starts nothing:
+// for errors that libinccl does not know of.
+ResultCode Fail(ResultCode result);
+
+// What a call of the group has started goes on after it: the outermost ncclGroupEnd returns
+// ncclInProgress.
+void ProgressesAfterGroup();
+
+}  // namespace inccl::nccl
 
 #endif  // INCCL_EXT_NCCL_COLLECTIVES_H_

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ext/nccl/group.h"
+#include "ext/nccl/collectives.h"
 #include "ext/nccl/library.h"
 #include "ext/nccl/log.h"
 #include "ext/nccl/policy.h"

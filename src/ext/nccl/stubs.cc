@@ -2,8 +2,8 @@
 //
 // Functions that binaries built for newer versions of NCCL need in order to load. Those that inccl
 // does not have return ncclInvalidUsage and warn; those that only advise succeed.
+#include "ext/nccl/collectives.h"
 #include "ext/nccl/communicators.h"
-#include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
 #include "ext/nccl/log.h"
 #include "ext/nccl/types.h"

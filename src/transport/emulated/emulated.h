@@ -14,15 +14,17 @@
 // published before it; an arriving credit costs nothing; there is no loss, and congestion only at
 // the two ports.
 //
-// Times travel with slices and credits (stamped_lanes.h), on a clock that all ranks share (the
+// Times travel with slices and credits (StampedSendLane), on a clock that all ranks share (the
 // host's monotonic clock, or a test's). The emulation never spins: Publish only reserves time,
 // and NextEvent returns when the next slice or credit becomes visible.
 #ifndef INCCL_TRANSPORT_EMULATED_EMULATED_H_
 #define INCCL_TRANSPORT_EMULATED_EMULATED_H_
 
+#include <cstdint>
 #include <memory>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -44,5 +46,29 @@ std::unique_ptr<Transport> EmulateLink(std::unique_ptr<Transport> inner,
 Time NextEvent(const Transport& transport);
 
 }  // namespace inccl
+
+namespace inccl::emulated {
+
+// Lanes that carry a time with every slice and every credit. Link emulation needs them below it;
+// the lanes of loopback, shm and the simulator derive from them.
+
+class StampedSendLane : public SendLane {
+ public:
+  // Publish with a stamp for StampedRecvLane::PeekAhead.
+  virtual Status PublishStamped(const SliceHeader& header, Time departure) = 0;
+  // The latest stamp with which a consumer released the previous slice of the slot acquired last.
+  virtual Time CreditDeparture() const = 0;
+};
+
+class StampedRecvLane : public RecvLane {
+ public:
+  // Reads the header and the stamp of the slice `ahead` positions behind the next one, if it has
+  // arrived.
+  virtual Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) = 0;
+  // Release with a stamp for StampedSendLane::CreditDeparture.
+  virtual Status ReleaseStamped(Time departure) = 0;
+};
+
+}  // namespace inccl::emulated
 
 #endif  // INCCL_TRANSPORT_EMULATED_EMULATED_H_

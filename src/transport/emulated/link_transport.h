@@ -14,7 +14,6 @@
 
 #include "base/clock.h"
 #include "transport/emulated/emulated.h"
-#include "transport/emulated/stamped_lanes.h"
 #include "transport/transport.h"
 
 namespace inccl::emulated {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/mapped/mapped_transport.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "transport/transport.h"
 
@@ -95,6 +98,305 @@ void MappedTransport::AppendSlotMemory(std::vector<Span>* spans) const {
   for (const std::unique_ptr<ArenaView>& view : views_) {
     if (view != nullptr) append(const_cast<std::byte*>(view->data()), view->committed());
   }
+}
+
+MappedSendLane::MappedSendLane(LaneSpec spec, SlotHeader* headers, Arena* arena,
+                               const std::vector<Peer>& peers, FutexScope scope,
+                               TransportCounters* counters)
+    : spec_(std::move(spec)),
+      key_(spec_.Key()),
+      headers_(headers),
+      arena_(arena),
+      scope_(scope),
+      counters_(counters),
+      most_(spec_.depth),
+      used_(spec_.depth) {
+  for (const Peer& peer : peers) consumers_.push_back(Consumer{peer});
+  free_.reserve(spec_.depth);
+}
+
+Status MappedSendLane::MakeSlots(uint32_t slots) {
+  if (slots == 0) return Status::Ok();
+  const size_t stride = SlotStride(spec_.slot_bytes);
+  const Result<uint64_t> first = arena_->Allocate(stride * slots, SlotAlignment(stride));
+  if (!first.ok()) return first.status();
+  for (uint32_t i = slots; i-- > 0;) free_.push_back(*first + i * stride);
+  made_ += slots;
+  return Status::Ok();
+}
+
+Status MappedSendLane::Refresh(Consumer* consumer) {
+  if (consumer->credit == nullptr) {
+    const uint32_t entries = consumer->peer.view->entries();
+    if (entries == consumer->looked) return Status::Ok();
+    Result<const std::byte*> found =
+        consumer->peer.view->Find(key_, consumer->peer.rank, spec_.slot_bytes, spec_.depth);
+    if (!found.ok()) return found.status();
+    consumer->looked = entries;
+    if (*found == nullptr) return Status::Ok();
+    consumer->credit = reinterpret_cast<const CreditBlock*>(*found);
+  }
+  const uint64_t released = consumer->credit->released.load(std::memory_order_seq_cst);
+  if (released < consumer->released || released > ticket_) {
+    return InternalError(
+        fmt::format("rank {}: {}: peer rank {} has released {} slices, after {}, of {} published",
+                    spec_.producer, Describe(spec_), consumer->peer.rank, released,
+                    consumer->released, ticket_));
+  }
+  consumer->released = released;
+  return Status::Ok();
+}
+
+Status MappedSendLane::CollectReleased() {
+  uint64_t least = ticket_;
+  for (Consumer& consumer : consumers_) {
+    if (consumer.released < ticket_) {
+      if (Status status = Refresh(&consumer); !status.ok()) return status;
+    }
+    least = std::min(least, consumer.released);
+  }
+  for (; released_ < least; ++released_) free_.push_back(used_[released_ % spec_.depth]);
+  return Status::Ok();
+}
+
+Result<bool> MappedSendLane::TakeSlot(uint64_t* slot) {
+  if (free_.empty()) {
+    if (Status status = CollectReleased(); !status.ok()) return status;
+  }
+  if (free_.empty() && made_ < most_) {
+    Status status = MakeSlots(1);
+    // A step of a schedule fills up to half of a lane's slots before ranks wait for other lanes. So
+    // with half of them the lane can wait for those that its consumers give back.
+    if (!status.ok() && 2 * made_ < spec_.depth) return status;
+    if (!status.ok()) most_ = made_;
+  }
+  if (free_.empty()) return false;
+  *slot = free_.back();
+  free_.pop_back();
+  return true;
+}
+
+Result<Span> MappedSendLane::TryAcquire() {
+  if (slot_ == 0) {
+    Result<bool> taken = TakeSlot(&slot_);
+    if (!taken.ok()) return taken.status();
+    if (!*taken) return Span{};
+  }
+  return Span{arena_->At(slot_), spec_.slot_bytes};
+}
+
+Status MappedSendLane::Publish(const SliceHeader& header) {
+  if (Status status = CheckPublish(spec_, slot_ != 0, header); !status.ok()) return status;
+  SlotHeader* const slot_header = headers_ + index_;
+  const bool in_slot = header.source.region == 0;
+  slot_header->bytes.store(header.bytes, std::memory_order_relaxed);
+  slot_header->slice.store(header.slice, std::memory_order_relaxed);
+  slot_header->signature.store(header.signature, std::memory_order_relaxed);
+  slot_header->source_region.store(header.source.region, std::memory_order_relaxed);
+  slot_header->source_offset.store(in_slot ? slot_ : header.source.offset,
+                                   std::memory_order_relaxed);
+  slot_header->target_region.store(header.target.region, std::memory_order_relaxed);
+  slot_header->target_offset.store(header.target.offset, std::memory_order_relaxed);
+  slot_header->delivered.store(header.delivered, std::memory_order_relaxed);
+  slot_header->seq.store(static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst);
+  used_[index_] = slot_;
+  slot_ = 0;
+  ++ticket_;
+  if (++index_ == spec_.depth) index_ = 0;
+  ++counters_->slices;
+  counters_->payload_bytes += header.bytes;
+  for (const Consumer& consumer : consumers_) {
+    RingIfSleeping(consumer.peer.wakeup, scope_, consumer.peer.event_fd);
+  }
+  return Status::Ok();
+}
+
+Status MappedSendLane::PublishStamped(const SliceHeader& header, Time departure) {
+  if (slot_ != 0) headers_[index_].time.store(departure, std::memory_order_relaxed);
+  return Publish(header);
+}
+
+bool MappedSendLane::ReachableFrom(uint32_t region) const {
+  return std::all_of(consumers_.begin(), consumers_.end(), [&](const Consumer& consumer) {
+    return consumer.peer.regions != nullptr && consumer.peer.regions->ReachableFrom(region);
+  });
+}
+
+Result<bool> MappedSendLane::Drained() {
+  bool drained = true;
+  for (Consumer& consumer : consumers_) {
+    if (consumer.released == ticket_) continue;
+    if (Status status = Refresh(&consumer); !status.ok()) return status;
+    drained = drained && consumer.released == ticket_;
+  }
+  return drained;
+}
+
+void MappedSendLane::AppendHolders(bool everything, std::vector<int>* ranks) const {
+  const uint64_t slots = everything ? 0 : most_;
+  for (const Consumer& consumer : consumers_) {
+    if (consumer.released + slots <= ticket_ && consumer.released != ticket_) {
+      ranks->push_back(consumer.peer.rank);
+    }
+  }
+}
+
+Time MappedSendLane::CreditDeparture() const {
+  if (ticket_ < spec_.depth) return 0;
+  Time latest = 0;
+  for (const Consumer& consumer : consumers_) {
+    if (consumer.credit == nullptr) continue;
+    // CollectReleased has seen the release of the slice that had this stamp, so the consumer does
+    // not write the stamp now.
+    latest =
+        std::max<Time>(latest, consumer.credit->stamps[index_].load(std::memory_order_relaxed));
+  }
+  return latest;
+}
+
+MappedRecvLane::MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& producer,
+                               FutexScope scope, TransportCounters* counters)
+    : spec_(std::move(spec)),
+      key_(spec_.Key()),
+      credit_(credit),
+      producer_(producer),
+      scope_(scope),
+      counters_(counters) {}
+
+Result<bool> MappedRecvLane::Wire() {
+  if (headers_ != nullptr) return true;
+  const uint32_t entries = producer_.view->entries();
+  if (entries == looked_) return false;
+  Result<const std::byte*> found = producer_.view->Find(key_, -1, spec_.slot_bytes, spec_.depth);
+  if (!found.ok()) return found.status();
+  looked_ = entries;
+  headers_ = reinterpret_cast<const SlotHeader*>(*found);
+  return headers_ != nullptr;
+}
+
+Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header,
+                                        uint64_t* slot) const {
+  const SlotHeader& theirs = headers_[index];
+  const auto expected = static_cast<uint32_t>(ticket + 1);
+  const uint32_t seq = theirs.seq.load(std::memory_order_seq_cst);
+  if (seq != expected) {
+    const uint32_t before = ticket < spec_.depth ? 0 : expected - spec_.depth;
+    if (seq == before) return false;
+    return InternalError(
+        fmt::format("{}: peer rank {} put number {} into a header, expected {} after {}",
+                    Describe(spec_), producer_.rank, seq, expected, before));
+  }
+  header->bytes = theirs.bytes.load(std::memory_order_relaxed);
+  header->slice = theirs.slice.load(std::memory_order_relaxed);
+  header->signature = theirs.signature.load(std::memory_order_relaxed);
+  header->source = {theirs.source_region.load(std::memory_order_relaxed),
+                    theirs.source_offset.load(std::memory_order_relaxed)};
+  if (header->source.region == 0) *slot = std::exchange(header->source.offset, 0);
+  header->target = {theirs.target_region.load(std::memory_order_relaxed),
+                    theirs.target_offset.load(std::memory_order_relaxed)};
+  header->delivered = theirs.delivered.load(std::memory_order_relaxed);
+  if (header->bytes > spec_.slot_bytes) {
+    return InternalError(fmt::format("{}: peer rank {} sent a slice of {} bytes", Describe(spec_),
+                                     producer_.rank, header->bytes));
+  }
+  return true;
+}
+
+Status MappedRecvLane::Locate(uint64_t slot, Incoming* incoming) const {
+  const SliceHeader& header = incoming->header;
+  incoming->target = nullptr;
+  if (header.source.region == 0) {
+    if (!producer_.view->HasSlot(slot, header.bytes)) {
+      return InternalError(
+          fmt::format("{}: peer rank {} has a slice of {} bytes at {}, which is not in "
+                      "its shared memory",
+                      Describe(spec_), producer_.rank, header.bytes, slot));
+    }
+    incoming->payload = producer_.view->data() + slot;
+  }
+  if ((header.source.region | header.target.region) == 0) return Status::Ok();
+  if (spec_.lane_class != LaneClass::kData) {
+    return InternalError(fmt::format("{}: peer rank {} names a registered buffer on this lane",
+                                     Describe(spec_), producer_.rank));
+  }
+  const auto find = [&](const RemoteAddress& place) {
+    return producer_.regions == nullptr ? nullptr : producer_.regions->At(place, header.bytes);
+  };
+  const auto unknown = [&](const RemoteAddress& place) {
+    return InternalError(
+        fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped{}",
+                    Describe(spec_), producer_.rank, header.bytes, place.offset, place.region,
+                    &place == &header.target ? " to be written" : ""));
+  };
+  if (header.source.region != 0) incoming->payload = find(header.source);
+  if (incoming->payload == nullptr) return unknown(header.source);
+  if (header.target.region != 0) {
+    if (producer_.regions != nullptr && !producer_.regions->IsWritable(header.target.region)) {
+      return unknown(header.target);
+    }
+    incoming->target = find(header.target);
+    if (incoming->target == nullptr) return unknown(header.target);
+  }
+  return Status::Ok();
+}
+
+void MappedRecvLane::HoldRegions() {
+  for (const RemoteAddress& place : {incoming_.header.source, incoming_.header.target}) {
+    if (place.region != 0) producer_.regions->Hold(place.region);
+  }
+}
+
+void MappedRecvLane::DropRegions() {
+  if (!peeked_) return;
+  for (const RemoteAddress& place : {incoming_.header.source, incoming_.header.target}) {
+    if (place.region != 0) producer_.regions->Drop(place.region);
+  }
+}
+
+Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
+  if (!peeked_) {
+    if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
+    uint64_t slot = 0;
+    Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header, &slot);
+    if (!there.ok() || !*there) return there;
+    if (Status status = Locate(slot, &incoming_); !status.ok()) return status;
+    peeked_ = true;
+    HoldRegions();
+  }
+  *incoming = incoming_;
+  return true;
+}
+
+Result<bool> MappedRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) {
+  if (ahead >= spec_.depth) return false;
+  if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
+  const uint32_t index = (index_ + ahead) % spec_.depth;
+  uint64_t slot = 0;
+  Result<bool> there = ReadHeader(ticket_ + ahead, index, header, &slot);
+  if (there.ok() && *there) *departure = headers_[index].time.load(std::memory_order_relaxed);
+  return there;
+}
+
+Status MappedRecvLane::ReleaseStamped(Time departure) {
+  if (peeked_) credit_->stamps[index_].store(departure, std::memory_order_relaxed);
+  return Release();
+}
+
+Status MappedRecvLane::Release() {
+  if (!peeked_) return ReleaseError(spec_);
+  const uint32_t source = incoming_.header.source.region;
+  if (source != 0 && !producer_.regions->Counts(source)) {
+    return RemoteError(fmt::format("{}: peer rank {} has failed and revoked access to its buffer",
+                                   Describe(spec_), producer_.rank));
+  }
+  DropRegions();
+  peeked_ = false;
+  ++ticket_;
+  if (++index_ == spec_.depth) index_ = 0;
+  ++counters_->credits;
+  credit_->released.store(ticket_, std::memory_order_seq_cst);
+  RingIfSleeping(producer_.wakeup, scope_, producer_.event_fd);
+  return Status::Ok();
 }
 
 }  // namespace inccl::mapped

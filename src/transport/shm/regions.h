@@ -22,7 +22,7 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/mapped/arena.h"
-#include "transport/mapped/lanes.h"
+#include "transport/mapped/mapped_transport.h"
 #include "transport/transport.h"
 
 namespace inccl::shm {

@@ -19,7 +19,6 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/tcp/tcp_connection.h"
-#include "transport/tcp/tcp_frame.h"
 #include "transport/transport.h"
 
 namespace inccl::tcp {

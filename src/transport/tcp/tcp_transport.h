@@ -27,7 +27,7 @@
 #include "bootstrap/socket_list.h"
 #include "bootstrap/unique_id.h"
 #include "transport/poll_wakeup_event.h"
-#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_connection.h"
 #include "transport/tcp/tcp_peer.h"
 #include "transport/transport.h"
 #include "transport/transport_factory.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_connection.h"
 #include "transport/transport.h"
 #include "transport/verbs/verbs_device.h"
 

@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_connection.h"
 #include "transport/verbs/verbs_lanes.h"
 #include "transport/verbs/verbs_rails.h"
 #include "transport/verbs/verbs_transport.h"

@@ -16,7 +16,7 @@
 
 #include "base/status.h"
 #include "bootstrap/crypto.h"
-#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_connection.h"
 #include "transport/transport.h"
 #include "transport/transport_factory.h"
 #include "transport/verbs/verbs_wire.h"

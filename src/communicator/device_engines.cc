@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "communicator/driver_watch.h"
+#include "communicator/device_engines.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "stream/worker.h"
+#include "stream/batch.h"
 
 #include <functional>
 #include <utility>
