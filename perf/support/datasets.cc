@@ -2,21 +2,25 @@
 #include "perf/support/datasets.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <numbers>
+#include <regex>
 #include <set>
 #include <span>
 #include <string_view>
 #include <system_error>
 
 #include "base/rng.h"
-#include "perf/support/npy.h"
 
 namespace inccl::perf {
 namespace {
@@ -48,28 +52,6 @@ std::vector<float> Normal(Rng rng, uint64_t count) {
     const NormalPair pair = NextNormals(rng);
     values[i] = static_cast<float>(pair.first);
     if (i + 1 < count) values[i + 1] = static_cast<float>(pair.second);
-  }
-  return values;
-}
-
-std::vector<float> Laplace(Rng rng, uint64_t count) {
-  std::vector<float> values(count);
-  for (float& value : values) {
-    const double u = 2.0 * rng.Uniform() - 1.0;  // in [-1, 1)
-    const double magnitude = -std::log(u < 0 ? 1.0 + u : 1.0 - u);
-    // u = -1 has probability 2^-53 and an infinite logarithm.
-    value = static_cast<float>(std::copysign(std::fmin(magnitude, 37.0), u));
-  }
-  return values;
-}
-
-// Bailey (1994), "Polar generation of random variates with the t-distribution".
-std::vector<float> StudentT3(Rng rng, uint64_t count) {
-  std::vector<float> values(count);
-  for (float& value : values) {
-    const double u = 1.0 - rng.Uniform();
-    const double angle = 2.0 * std::numbers::pi * rng.Uniform();
-    value = static_cast<float>(std::sqrt(3.0 * (std::pow(u, -2.0 / 3.0) - 1.0)) * std::cos(angle));
   }
   return values;
 }
@@ -128,6 +110,44 @@ Result<std::string> GradientsPattern(std::string_view which) {
   return fmt::format("{}/step{}_rank{{rank}}.npy", *directory, *std::next(steps->begin(), index));
 }
 
+struct NpyArray {
+  std::vector<uint64_t> shape;  // one or two extents
+  std::vector<float> values;    // their product, last dimension contiguous
+};
+
+// A file as numpy.save writes an array of float32 in C order, with one or two dimensions; refuses
+// every other one.
+Result<NpyArray> ReadNpy(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) return SystemErrorErrno(path, errno);
+  static const std::regex header(
+      "\\{'descr': '<f4', 'fortran_order': False, 'shape': \\((\\d{1,15}),(?: (\\d{1,15}))?\\), "
+      "\\} "
+      "*\n");
+  constexpr std::string_view kMagic("\x93NUMPY\x01\x00", 8);
+  const size_t length =
+      bytes.size() < 10 ? 0 : static_cast<uint8_t>(bytes[8]) | static_cast<uint8_t>(bytes[9]) << 8;
+  const std::string text = bytes.size() < 10 ? "" : bytes.substr(10, length);
+  std::smatch match;
+  if (!bytes.starts_with(kMagic) || !std::regex_match(text, match, header)) {
+    return InvalidArgument(
+        path + ": not as numpy.save writes an array of float32 with one or two dimensions");
+  }
+  NpyArray array{.shape = {std::stoull(match[1])}, .values = {}};
+  if (match[2].matched) array.shape.push_back(std::stoull(match[2]));
+  unsigned __int128 count = 1;
+  for (const uint64_t extent : array.shape) count *= extent;
+  const size_t data = 10 + length;
+  if (count * sizeof(float) != bytes.size() - data) {
+    return InvalidArgument(fmt::format("{}: {} bytes of elements, not what its shape ({}) says",
+                                       path, bytes.size() - data, fmt::join(array.shape, ", ")));
+  }
+  array.values.resize(static_cast<size_t>(count));
+  if (count > 0) std::memcpy(array.values.data(), bytes.data() + data, bytes.size() - data);
+  return array;
+}
+
 // Where the data of one rank lies: a file and the part of it that is this rank's.
 struct Source {
   NpyArray array;
@@ -143,8 +163,7 @@ Result<Source> Load(const std::string& spec, int rank) {
     path = *std::move(pattern);
   } else if (!spec.ends_with(".npy")) {
     return InvalidArgument(fmt::format(
-        "unknown data set '{}': normal, laplace, t3, grad, gradients:early|middle|late or FILE.npy",
-        spec));
+        "unknown data set '{}': normal, grad, gradients:early|middle|late or FILE.npy", spec));
   }
   const size_t at = path.find(kRankPlaceholder);
   if (at != std::string::npos) path.replace(at, kRankPlaceholder.size(), std::to_string(rank));
@@ -189,14 +208,12 @@ Result<std::vector<float>> MakeData(const std::string& spec, int rank, int nrank
   }
   const Rng rng(StreamSeed(seed, 0, static_cast<uint64_t>(rank)));
   if (spec == "normal") return Normal(rng, count);
-  if (spec == "laplace") return Laplace(rng, count);
-  if (spec == "t3") return StudentT3(rng, count);
   if (spec == "grad") return Grad(seed, rng, count);
   return FromFile(spec, rank, count);
 }
 
 Result<uint64_t> NaturalCount(const std::string& spec) {
-  if (spec == "normal" || spec == "laplace" || spec == "t3" || spec == "grad") return uint64_t{0};
+  if (spec == "normal" || spec == "grad") return uint64_t{0};
   Result<Source> source = Load(spec, 0);
   if (!source.ok()) return source.status();
   const std::vector<uint64_t>& shape = source->array.shape;

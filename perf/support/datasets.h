@@ -3,13 +3,11 @@
 // The data sets of benchmarks and tools. A specification is one of
 //
 //   normal       independent standard normal values
-//   laplace      independent, density exp(-|x|) / 2
-//   t3           independent, Student's t with 3 degrees of freedom: heavy tails
 //   grad         like layered gradients: one scale per superblock of 256 elements, shared by all
 //                ranks, from a mixture of two lognormal distributions (natural logarithm: weights
 //                0.79 and 0.21, mu -3.99 and -16.41, sigma 1.22 and 4.63); normal values inside
 //   gradients:W  W early, middle or late: the recorded gradients in data/gradients
-//   FILE.npy     a file (perf/support/npy.h); {rank} in its name is replaced by the rank
+//   FILE.npy     float32 as numpy.save writes it; {rank} in its name is replaced by the rank
 //
 // A file named with {rank} is that rank's data, flattened. Without {rank}, a two-dimensional file
 // has a row per rank, and a one-dimensional file is dealt out: rank r begins at element r * count,

@@ -138,7 +138,7 @@ void AddLibraryOptions(Group group, BenchOptions* options, RawOptions* raw) {
 
 void AddDataOptions(Group group, BenchOptions* options) {
   group.Add("--data", options->data, "SPEC",
-            "normal, laplace, t3, grad, gradients:early|middle|late or FILE.npy");
+            "normal, grad, gradients:early|middle|late or FILE.npy");
   group.Add("--seed", options->seed, "N", "seed of generated data");
 }
 

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "api/group.h"
 #include "api/handles.h"
 #include "api/submit.h"
 

@@ -12,7 +12,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "api/group.h"
 #include "api/submit.h"
 #include "base/mutex.h"
 #include "base/thread.h"

@@ -9,7 +9,6 @@
 #include <thread>
 #include <utility>
 
-#include "api/group.h"
 #include "api/handles.h"
 #include "api/submit.h"
 #include "base/thread.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/identity_codec.h"
-#include "transport/mapped/arena.h"
+#include "transport/mapped/mapped_transport.h"
 #include "tuning/segmentation.h"
 
 namespace inccl {

@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "collectives/schedule.h"
-#include "transport/mapped/arena.h"
+#include "transport/mapped/mapped_transport.h"
 
 namespace inccl {
 namespace {

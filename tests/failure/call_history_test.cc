@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "failure/positions.h"
+#include "failure/liveness.h"
 
 namespace inccl::test {
 namespace {

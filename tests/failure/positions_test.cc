@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which ranks wait for each other, from the positions that they have answered.
-#include "failure/positions.h"
-
 #include <gtest/gtest.h>
 
 #include <utility>
 #include <vector>
+
+#include "failure/liveness.h"
 
 namespace inccl::test {
 namespace {

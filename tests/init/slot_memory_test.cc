@@ -17,7 +17,7 @@
 #include "init/join.h"
 #include "init/options.h"
 #include "transport/loopback/loopback.h"
-#include "transport/mapped/arena.h"
+#include "transport/mapped/mapped_transport.h"
 #include "tuning/segmentation.h"
 
 namespace inccl {

@@ -142,15 +142,6 @@ TEST_F(HostsTest, HierarchicalNeedsAHostOfSeveralRanksAndReproducibleRefusesIt) 
   EXPECT_NE(text.find("sums in rank order"), std::string::npos) << text;
 }
 
-// A link of its own for each rank: no multicast, everything through lanes of one consumer.
-TEST_F(HostsTest, OverAnEmulatedLink) {
-  if (INCCL_TEST_UCX == 0) GTEST_SKIP() << "no link can be emulated over tcp";
-  const ScopedEnv env({{"INCCL_TEST_LINK_GBPS", "20"}, {"INCCL_TEST_LINK_US", "5"}});
-  RunHosts("aab", [](const Side& side, ccl_comm_t comm) {
-    CollectivesOnHosts(side.rank(), 3, comm, 20011).RunAll();
-  });
-}
-
 struct CompressedResults {
   Vectors outputs;
   double error_bound = 0;  // the largest of all ranks

@@ -7,11 +7,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "perf/support/npy.h"
 
 namespace inccl::perf {
 namespace {
@@ -40,11 +39,6 @@ double KolmogorovSmirnov(std::vector<float> values, const std::function<double(d
 }
 
 double NormalCdf(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
-double LaplaceCdf(double x) { return x < 0 ? 0.5 * std::exp(x) : 1.0 - 0.5 * std::exp(-x); }
-double T3Cdf(double x) {
-  const double y = x / std::sqrt(3.0);
-  return 0.5 + (y / (1.0 + y * y) + std::atan(y)) / M_PI;
-}
 
 double Correlation(const std::vector<float>& a, const std::vector<float>& b) {
   double ab = 0, aa = 0, bb = 0;
@@ -58,15 +52,11 @@ double Correlation(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST(Datasets, DistributionsAreTheirs) {
   EXPECT_LT(KolmogorovSmirnov(Make("normal", 0, 2, kMany), NormalCdf), 1.95);
-  EXPECT_LT(KolmogorovSmirnov(Make("laplace", 1, 2, kMany), LaplaceCdf), 1.95);
-  EXPECT_LT(KolmogorovSmirnov(Make("t3", 0, 2, kMany), T3Cdf), 1.95);
   // The check itself tells them apart.
-  EXPECT_GT(KolmogorovSmirnov(Make("laplace", 0, 2, kMany), NormalCdf), 10.0);
-  EXPECT_GT(KolmogorovSmirnov(Make("t3", 0, 2, kMany), LaplaceCdf), 10.0);
 }
 
 TEST(Datasets, RanksAndSeedsAreIndependent) {
-  for (const char* spec : {"normal", "laplace"}) {
+  for (const char* spec : {"normal", "grad"}) {
     const std::vector<float> one = Make(spec, 0, 4, kMany);
     EXPECT_LT(std::fabs(Correlation(one, Make(spec, 1, 4, kMany))), 0.01);
     EXPECT_LT(std::fabs(Correlation(one, Make(spec, 0, 4, kMany, 2))), 0.01);
@@ -74,7 +64,7 @@ TEST(Datasets, RanksAndSeedsAreIndependent) {
 }
 
 TEST(Datasets, LongerDataBeginsWithTheShorter) {
-  for (const char* spec : {"normal", "laplace", "t3", "grad"}) {
+  for (const char* spec : {"normal", "grad"}) {
     const std::vector<float> longer = Make(spec, 2, 3, 5000);
     for (const uint64_t count : {0, 1, 255, 256, 257, 4999}) {
       const std::vector<float> shorter = Make(spec, 2, 3, count);
@@ -128,9 +118,21 @@ class FileData : public ::testing::Test {
   }
   std::string Save(const std::string& name, const std::vector<float>& values,
                    const std::vector<uint64_t>& shape) const {
+    std::string extents;
+    for (const uint64_t extent : shape)
+      extents += (extents.empty() ? "" : " ") + std::to_string(extent) + ",";
+    if (shape.size() > 1) extents.pop_back();
+    return SaveBytes(name, "{'descr': '<f4', 'fortran_order': False, 'shape': (" + extents + "), }",
+                     {reinterpret_cast<const char*>(values.data()), 4 * values.size()});
+  }
+  // A file of version 1.0, padded as NumPy pads it.
+  std::string SaveBytes(const std::string& name, std::string header,
+                        std::string_view elements) const {
+    header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 11, ' ');
+    header += '\n';
     const std::string path = directory_ + "/" + name;
-    const Status written = WriteNpy(path, values, shape);
-    EXPECT_TRUE(written.ok()) << written.message();
+    std::ofstream(path, std::ios::binary)
+        << "\x93NUMPY\x01" << '\0' << char(header.size()) << '\0' << header << elements;
     return path;
   }
   std::string directory_;
@@ -160,6 +162,32 @@ TEST_F(FileData, ThePlaceholderNamesTheRank) {
   EXPECT_EQ(Make(spec, 0, 2, 3), (std::vector<float>{1, 2, 1}));
   EXPECT_EQ(Make(spec, 1, 2, 4), (std::vector<float>{3, 4, 5, 6}));
   EXPECT_EQ(MakeData(spec, 2, 3, 1, 0).status().code(), Code::kSystemError);
+}
+
+TEST_F(FileData, OtherFilesAreRefused) {
+  const auto refused = [&](const char* header, size_t bytes, const char* why) {
+    const std::string path = SaveBytes("d.npy", header, std::string(bytes, '\0'));
+    const Status status = MakeData(path, 0, 1, 1, 0).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << header;
+    EXPECT_EQ(status.message().find(path + ": " + why), 0u) << status.message();
+  };
+  const char* const no = "not as numpy.save writes an array of float32 with one or two dimensions";
+  const char* const size = "16 bytes of elements, not what its shape (";
+  refused("{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", 16, no);
+  refused("{'descr': '>f4', 'fortran_order': False, 'shape': (4,), }", 16, no);
+  refused("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }", 16, no);
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 2), }", 16, no);
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (), }", 4, no);
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (5,), }", 16, size);
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }", 16, size);
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", 16, size);
+  refused("{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999999, 999999999999999), }",
+          16, size);
+  const std::string cut = directory_ + "/e.npy";
+  for (const char* content : {"", "\x93NUMPY", "\x93NUMPY\x01", "text that is no array"}) {
+    std::ofstream(cut, std::ios::binary) << content;
+    EXPECT_EQ(MakeData(cut, 0, 1, 1, 0).status().code(), Code::kInvalidArgument) << content;
+  }
 }
 
 TEST_F(FileData, RecordedStepsAreNamedByTheirOrder) {

@@ -5,13 +5,11 @@
 usage: output_test.py SOURCE_DIR BINARY_DIR
 Every program of tools/ and perf/ has a row here; one without is a failure. No source there prints past the helper that checks.
 """
-import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 
 SHORT = ["-b", "4K", "-e", "64K", "-f", "16", "-n", "1", "-w", "0"]
 BENCH = [["--version"], ["--ranks", "2", *SHORT], ["--threads", "2", *SHORT], ["--ranks", "2", *SHORT, "--csv"]]
@@ -29,7 +27,6 @@ PROGRAMS = {
     "call_overhead": ([["--ranks", "2", "--rounds", "1", "--calls", "1"]],
                       [["--ranks", "2", "--rounds", "1", "--calls", "1", "--json", "FILE"]]),
     "nccl_overhead": ([["--rows", "1", "--calls", "1"]], []),
-    "regress": ([["--saved", "RUN", "--new", "RUN"]], []),
     "codec_bench": ([["--benchmark_filter=memcpy", "--benchmark_min_time=0.0001"], ["--cold=1048576"],
                      ["--reducers=65536"]], []),
     "team_bench": ([["--bytes", "4MB", "--iterations", "1", "--ranks", "2"]], []),
@@ -92,24 +89,20 @@ def main():
     failures = check_sources(source)
     programs = programs_in(binary)
     runs = 0
-    with tempfile.TemporaryDirectory(prefix="inccl-output-") as folder:
-        saved = pathlib.Path(folder) / "run.json"
-        saved.write_text(json.dumps({"header": {}, "rows": [{"bytes": 4096, "vs_limit": 2.0}]}))
-        for program in programs:
-            if program.name not in PROGRAMS:
-                failures.append(f"{program.name} has no row in this test")
-                continue
-            printing, writing = PROGRAMS[program.name]
-            helps = [] if program.name == "codec_bench" else [["--help"]]
-            for arguments in helps + printing:
-                arguments = [str(saved) if a == "RUN" else a for a in arguments]
-                failures += check(program, arguments, *FULL)
-                runs += 1
-            failures += check(program, (helps + printing)[0], *CLOSED)
-            for arguments in writing:
-                failures += check(program, ["/dev/full" if a == "FILE" else a for a in arguments], "", FULL[1])
-            failures += check_silent(program)
-            runs += 2 + len(writing)
+    for program in programs:
+        if program.name not in PROGRAMS:
+            failures.append(f"{program.name} has no row in this test")
+            continue
+        printing, writing = PROGRAMS[program.name]
+        helps = [] if program.name == "codec_bench" else [["--help"]]
+        for arguments in helps + printing:
+            failures += check(program, arguments, *FULL)
+            runs += 1
+        failures += check(program, (helps + printing)[0], *CLOSED)
+        for arguments in writing:
+            failures += check(program, ["/dev/full" if a == "FILE" else a for a in arguments], "", FULL[1])
+        failures += check_silent(program)
+        runs += 2 + len(writing)
     for failure in failures:
         print(failure)
     print(f"output: {len(programs)} programs, {runs} runs, {len(failures)} failures")

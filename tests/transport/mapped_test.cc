@@ -11,7 +11,6 @@
 
 #include "base/rng.h"
 #include "support/seed.h"
-#include "transport/mapped/arena.h"
 #include "transport/mapped/mapped_transport.h"
 
 namespace inccl::mapped {

@@ -65,7 +65,6 @@ inline ssize_t read(int fd, void* /*data*/, size_t bytes) {
 
 // NOLINTBEGIN(bugprone-suspicious-include)
 #define mapped mapped_model
-#include "transport/mapped/arena.cc"
 #include "transport/mapped/mapped_transport.cc"
 #include "transport/mapped/wakeup.cc"
 #undef mapped

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "collectives/schedule.h"
-#include "transport/mapped/arena.h"
+#include "transport/mapped/mapped_transport.h"
 #include "tuning/segmentation.h"
 #include "tuning/tuner.h"
 

@@ -8,7 +8,7 @@
 
 #include "collectives/call.h"
 #include "compress/codecs.h"
-#include "transport/mapped/arena.h"
+#include "transport/mapped/mapped_transport.h"
 #include "transport/transport.h"
 #include "tuning/segmentation.h"
 #include "verify/validate.h"

@@ -14,7 +14,7 @@
 #include "base/fd.h"
 #include "memory/host_allocator.h"
 #include "memory/memfd.h"
-#include "transport/mapped/arena.h"
+#include "transport/mapped/mapped_transport.h"
 
 namespace inccl::shm {
 namespace {

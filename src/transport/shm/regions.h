@@ -21,7 +21,6 @@
 
 #include "base/fd.h"
 #include "base/status.h"
-#include "transport/mapped/arena.h"
 #include "transport/mapped/mapped_transport.h"
 #include "transport/transport.h"
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one rank writes to another. A slice is a frame (tcp_connection.h) in the consumer's slot. A grant
-// is a frame, too, in the consumer's inbox, which is lane 0 of each direction: it names a lane by
-// its key and says where the lane's slots are. A credit has no bytes: its immediate data say all.
+// What one rank writes to another. A slice is a frame (tcp_connection.h) in the consumer's slot. A
+// grant is a frame, too, in the consumer's inbox, which is lane 0 of each direction: it names a
+// lane by its key and says where the lane's slots are. A credit has no bytes: its immediate data
+// say all.
 #ifndef INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_
 #define INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_
 
