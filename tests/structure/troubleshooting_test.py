@@ -3,7 +3,7 @@
 """The messages that docs/troubleshooting.md quotes are messages of the library.
 
 usage: troubleshooting_test.py SOURCE_DIR BINARY_DIR
-A heading "### `text ... text`" quotes a message; "..." stands for what changes. Each piece between
+A row "| `text ... text` | cause |" quotes a message; "..." stands for what changes. Each piece between
 must occur in a string of src, in the order given.
 """
 import pathlib
@@ -25,8 +25,8 @@ def literals(source):
 
 
 def quotations(document):
-    """The messages in headings, as lists of pieces."""
-    messages = re.findall(r"^### `(.*)`$", document, re.MULTILINE)
+    """The messages in tables, as lists of pieces."""
+    messages = re.findall(r"^\| `(.*)` \| [^|]+ \|$", document, re.MULTILINE)
     return [(m, [p.strip() for p in m.split("...") if p.strip()]) for m in messages]
 
 
@@ -40,7 +40,7 @@ def self_test():
     assert texts == ['no {} of "x" within {} ms', "other"], texts
     assert covered(['of "x" within'], texts)
     assert not covered(["of within"], texts)
-    assert quotations("### `a ... b`\ntext `c`\n") == [("a ... b", ["a", "b"])]
+    assert quotations("| `a ... b` | text `c` |\ntext `d`\n") == [("a ... b", ["a", "b"])]
 
 
 def main():
