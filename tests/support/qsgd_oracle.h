@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What qsgd and qsgd_ms must send and return, bit for bit: the definition in docs/codecs.md written
+// What qsgd and qsgd_ms must send and return, bit for bit: the definition in compress/published/qsgd.h written
 // down a second time, slowly, element by element and from the whole vector, sharing no code with
 // the library.
 #ifndef INCCL_TESTS_SUPPORT_QSGD_ORACLE_H_

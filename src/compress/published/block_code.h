@@ -10,6 +10,39 @@
 // same bytes. While partial sums are lists, these do not depend on the algorithm. The result of a
 // reduce-scatter exists once and is not encoded. An average multiplies contributions by 1/n (fp32)
 // before it encodes them.
+//
+// The bytes of onebit and dither.
+//
+// Superblocks, segments, mix64, lowbias32 and field strings are those of docs/format.md,
+// arithmetic is fp32, each operation rounded once. tests/compress/onebit_test.cc and
+// dither_test.cc write the definitions down a second time.
+//
+// - Code of a range: those of its superblocks in order. A superblock of onebit: the scale of
+//   each block (fp32, 4 bytes), then a bit for each element, set where the sign is; of dither:
+//   the norm of each block (fp32), then the field string of the levels with their sign plus s,
+//   of bits bits. The block at the end of a vector has what elements are left.
+// - sparse=1: after the norms, a byte k. 255: the field string follows. Else k levels are not
+//   zero: their places in the superblock, a byte each, ascending (where k is less than the bytes
+//   of a bitmap), or a bitmap of the superblock; then the field string of these k levels. The
+//   encoder takes the shorter one.
+// - Random numbers of dither: h = lowbias32(mix64(K + b) mod 2^32 + t) for place t of superblock
+//   b (modulo 2^32), with K = mix64(seed ^ mix64(step ^ mix64(segment ^ mix64(rank)))); the
+//   owner of a total takes the number of ranks for its rank. Linear levels: v = |x| (s / N), at
+//   most s; level floor(v), one more where floor(h / 256) 2^-24 < v - floor(v). Powers of two: v
+//   = |x| (1 / N), at most 1. From 2^(1 - s) on, the level is that of the exponent of v, one
+//   more where the mantissa's 23 bits and floor(h / 512) make 2^23 or more; below, level 1 where
+//   floor(h / 256) 2^-24 < v 2^(s - 1), else 0.
+// - Scale or norm that is not finite: NaN in the code, and NaN of the block where it is decoded.
+// - Sum of h contributions (kSum): a list, in the order of ranks: h pairs of a rank and a number
+//   of bytes (4 bytes each), then the codes. Where h codes of a superblock would take 1024 bytes
+//   or more, the sum is fp32 elements instead; from then on the algorithm decides the order of
+//   additions.
+// - Result (kResult): contributions, decoded, are added in fp32 in the order of ranks to 0; the
+//   code of that total. In a reduce-scatter the total is the result, in an all-gather the
+//   sender's code.
+// So no rank encodes a partial sum, whatever the algorithm: each element is encoded by its rank
+// and once more by the owner of the total, as over direct. A ring or tree carries lists: on
+// average n / 2 codes instead of one.
 #ifndef INCCL_COMPRESS_PUBLISHED_BLOCK_CODE_H_
 #define INCCL_COMPRESS_PUBLISHED_BLOCK_CODE_H_
 

@@ -3,6 +3,33 @@
 // The options of a quantizer of the family QSGDMaxNorm: "Unbiased Single-scale and Multi-scale
 // Quantizers for Distributed Optimization" (arXiv 2109.12497). docs/codecs.md lists the
 // differences.
+//
+// The bytes of qsgd and qsgd_ms.
+//
+// Vectors, segments, superblocks and windows (numbered from 0 within their vector), mix64,
+// lowbias32, the rounding of types and the field strings are those of docs/format.md, with
+// fields of any number of elements: what is left of a superblock's last byte is zero. Arithmetic
+// is fp64 unless said otherwise, each operation rounded once, from left to right. A second
+// implementation that shares no code with the library (tests/support/qsgd_oracle.cc) and the
+// checksums in tests/compress/qsgd_golden.txt check the library against this section.
+//
+// - First side payload, of any range of a window: the bits of its largest magnitude in fp32, 4
+//   bytes; 7f800000 where an element is NaN or infinite. MAX gives M.
+// - Factors: f_k = s_k / M, and 0 where M is 0 or not finite. u_k = M / s_k, NaN where M is not
+//   finite; for an average u_k / n.
+// - Second side payload (several scales): for each superblock the field string of the indices of
+//   its elements, of bit_width(S - 1) bits. The index is the largest k with |x| f_k <= s_0, 0
+//   where there is none. MIN over the ranks.
+// - Code of x at place t of superblock b in window w of segment g at rank r: s_0 where f_0 is 0;
+//   else v = x f_k, clamped to [-s_0, s_0], and the code is floor(v + s_0 + h 2^-32) with h =
+//   lowbias32((key + 256 (b mod 4096) + t) mod 2^32) and key = mix64(seed ^ mix64(step ^
+//   mix64(mix64(w ^ mix64(g)) ^ mix64(r)))) mod 2^32.
+// - Sum of h contributions (kSum) and result (kResult, h = n; in an all-gather h = 1): for each
+//   superblock the field string of the sums of its elements' codes, of bit_width(2 h s_0) bits.
+//   A sum above 2 h s_0 is refused.
+// - Output: v = u_k (sum - h s_0), rounded to fp32, then to the type. Let T be the type's
+//   largest number. Where |v| > T >= |v| - h u_k, T with the sign of v. For fp64 T is that of
+//   fp32, and where |v| > T the output is v.
 #ifndef INCCL_COMPRESS_PUBLISHED_QSGD_H_
 #define INCCL_COMPRESS_PUBLISHED_QSGD_H_
 
