@@ -295,13 +295,13 @@ std::string Refusal(const std::map<std::string, std::string>& values) {
 }
 
 TEST(EnvTest, ARefusalIsOneSentence) {
+  const std::string transports = FindVariable("INCCL_TRANSPORT")->values;
   EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "udp"}}),
-            "INCCL_TRANSPORT: \"udp\" is no transport of this version; it takes loopback, shm, "
-            "verbs, ucx, "
-            "tcp, or a list in order of preference");
+            "INCCL_TRANSPORT: \"udp\" is no transport of this version; it takes " + transports);
   EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,udp"}}),
             "INCCL_TRANSPORT: \"shm,udp\" is a list with \"udp\", which is no transport of this "
-            "version; it takes loopback, shm, verbs, ucx, tcp, or a list in order of preference");
+            "version; it takes " +
+                transports);
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
             "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Types what README.md, docs/install.md and docs/python.md say, as a user with sudo on a bare Debian 12.
+"""Types what PAGES say, as a user with sudo on a bare Debian 12.
 
 usage: bare_debian.py [--check] [PAGE...]
   --check   only finds the commands: every indented line of a page is one that will be typed
@@ -21,7 +21,7 @@ import tempfile
 import time
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/install.md", "docs/python.md")
+PAGES = ("README.md", "docs/install.md", "docs/python.md", "docs/pytorch.md", "docs/hosts.md")
 # Commands that are not typed here, each with the reason.
 NOT_TYPED = {"tools/check.sh": "runs all tests, which this test is one of"}
 SUITE = "bookworm"
@@ -31,6 +31,7 @@ HOME = "/home/user/inccl"
 ENTER = """
 set -e
 mount --make-rprivate /
+mount --bind "$1" "$1"  # its root is a mount, as `ip netns` wants
 mount -t proc proc "$1/proc"
 mount --rbind /sys "$1/sys"
 mount --rbind /dev "$1/dev"
