@@ -3,18 +3,14 @@
 // A rank is killed at every fault point of an operation, for every collective and algorithm. What
 // succeeded before was right; the others get an error that names it, in time, from that call or a
 // later one; the error stays; they end with what they began with.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
 #include <set>
 #include <vector>
 
-#include "base/fault_point.h"
-#include "base/rng.h"
-#include "faults/fault_test.h"
 #include "faults/operation_cases.h"
-#include "support/seed.h"
+#include "faults/sweep.h"
 
 namespace inccl::test {
 namespace {
@@ -39,15 +35,8 @@ constexpr useconds_t kUsuallySleep = 20000,
 
 struct Case {
   Operation operation;
-  int victim;
-  size_t point;
-  uint64_t hit;
+  Death death;
 };
-
-std::string Describe(const Case& c) {
-  return fmt::format("{} rank={};point={};hit={}", c.operation.Name(), c.victim,
-                     fault::kPoints[c.point], c.hit);
-}
 
 ccl_result_t Join(const Side& side, const Operation& operation, ccl_comm_t* comm) {
   ccl_config_t config = CCL_CONFIG_INIT;
@@ -76,7 +65,7 @@ std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
       EXPECT_EQ(runner.Run(comm, 1.0f), CCL_SUCCESS) << ccl_get_last_error(comm);
       EXPECT_TRUE(runner.Right());
     }
-    for (size_t i = 0; i < fault::kPointCount; ++i) side.mine().counters[i] = fault::Hits(i);
+    ReportHits(side);
     ccl_comm_destroy(comm);
     return 0;
   });
@@ -120,7 +109,7 @@ std::vector<Case> Cases(const std::string& transport) {
           std::advance(one, rng.Below(hits.size()));
           hits = {*one};
         }
-        for (const uint64_t hit : hits) cases.push_back({operations[i], victim, point, hit});
+        for (const uint64_t hit : hits) cases.push_back({operations[i], {victim, point, hit}});
         break;
       }
     }
@@ -132,12 +121,7 @@ std::vector<Case> Cases(const std::string& transport) {
       EXPECT_GT(reached[point], 0u) << fault::kPoints[point] << " is not reached";
     }
   }
-  if (kSanitized) {  // a third of them, at random; release has all
-    for (size_t i = 0; i < cases.size() / 3; ++i) {
-      std::swap(cases[i], cases[i + rng.Below(cases.size() - i)]);
-    }
-    cases.resize(cases.size() / 3);
-  }
+  if (kSanitized) KeepAtRandom(cases.size() / 3, &cases);  // release has all
   return cases;
 }
 
@@ -145,13 +129,11 @@ int Body(const Side& side, const Case& c) {
   ccl_comm_t comm = nullptr;
   if (Join(side, c.operation, &comm) != CCL_SUCCESS) return 10;
   OperationRunner runner(c.operation, side.rank(), kRanks, kCount);
-  if (side.rank() == c.victim) {
-    fault::Arm({.point = c.point, .hit = c.hit, .action = fault::Action::kKill});
-  }
+  c.death.Arm(side);
   double start = 0;
   ccl_result_t result = CCL_SUCCESS;
   for (int i = 0; result == CCL_SUCCESS && i < 200000; ++i) {
-    if (OfProgress(c.point) && side.rank() != c.victim && i % 1000 == 1) {
+    if (OfProgress(c.death.point) && side.rank() != c.death.victim && i % 1000 == 1) {
       usleep(i == 1 ? kUsuallySleep : kSurelySleep);
     }
     start = Seconds();
@@ -171,24 +153,17 @@ int Body(const Side& side, const Case& c) {
 }
 
 void Check(const Case& c, ProcessWorld& world) {
-  SCOPED_TRACE(Describe(c));
-  const std::vector<RankEnd>& ends = world.Wait();
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const RankEnd& end = ends[static_cast<size_t>(rank)];
-    if (rank == c.victim) {
-      EXPECT_TRUE(end.Killed(SIGKILL)) << "rank " << rank << " " << end.Describe();
-      continue;
-    }
-    EXPECT_TRUE(end.Exited()) << "rank " << rank << " " << end.Describe();
-    Report& report = world.report(rank);
+  SCOPED_TRACE(c.operation.Name() + " " + c.death.Describe());
+  const int victim = c.death.victim;
+  ExpectOneDeath(world, kRanks, victim, [&](int rank, const Report& report) {
     EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
     EXPECT_LT(report.seconds, kLocalDeathSeconds + SlackSeconds()) << report.text;
     EXPECT_EQ(
         MissingFromError(
             report.text, CCL_REMOTE_ERROR,
-            {.rank = rank, .nranks = kRanks, .peers = {c.victim}, .peer_pid = world.pid(c.victim)}),
+            {.rank = rank, .nranks = kRanks, .peers = {victim}, .peer_pid = world.pid(victim)}),
         "");
-  }
+  });
 }
 
 class DeathSweepTest : public TransportFaultTest {
@@ -198,15 +173,7 @@ class DeathSweepTest : public TransportFaultTest {
 
 TEST_P(DeathSweepTest, Row01_ARankIsKilledAtEveryStep) {
   ForRow("1");
-  const std::vector<Case> cases = Cases(GetParam());
-  RecordProperty("cases", static_cast<int>(cases.size()));
-  RunWorlds(
-      cases.size(), 4,
-      [&](size_t i) {
-        return std::make_unique<ProcessWorld>(
-            WorldOptions{.nranks = kRanks}, [&](const Side& side) { return Body(side, cases[i]); });
-      },
-      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+  Sweep<Case>(Cases(GetParam()), kRanks, 4, Body, Check);
 }
 INSTANTIATE_OVER_TRANSPORTS(DeathSweepTest);
 

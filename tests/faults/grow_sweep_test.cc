@@ -8,10 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/fault_point.h"
-#include "base/rng.h"
-#include "faults/fault_test.h"
-#include "support/seed.h"
+#include "faults/sweep.h"
 
 namespace inccl::test {
 namespace {
@@ -19,12 +16,6 @@ namespace {
 constexpr int kMembers = 3, kRanks = 4, kJoiner = 3;
 const double kGrowSeconds = 3.0 * kInitSeconds;
 constexpr size_t kCasesElsewhere = 16;  // over other transports than shared memory, at random
-
-struct Case {
-  int victim;
-  size_t point;
-  uint64_t hit;
-};
 
 ccl_result_t Sum(ccl_comm_t comm, float* x) {
   return ccl_allreduce(x, x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
@@ -50,7 +41,7 @@ void SumUntilAnError(const Side& side, ccl_comm_t larger) {
 
 // Stages: 1, an id is there; 2, the communicator has grown. With `c` null nobody dies, and all
 // count what they pass.
-int Body(const Side& side, const Case* c) {
+int Body(const Side& side, const Death* c) {
   const int rank = side.rank();
   ccl_comm_t comm = nullptr, larger = nullptr;
   if (rank < kMembers) {
@@ -65,11 +56,8 @@ int Body(const Side& side, const Case* c) {
   }
   EXPECT_TRUE(side.Await(0, 1));
   const ccl_unique_id_t id = side.of(0).id;
-  fault::Plan plan;
-  if (c != nullptr && rank == c->victim) {
-    plan = {.point = c->point, .hit = c->hit, .action = fault::Action::kKill};
-  }
-  fault::Arm(plan);
+  fault::Arm({});
+  if (c != nullptr) c->Arm(side);
   ccl_config_t limited = CCL_CONFIG_INIT;
   limited.init_timeout_ms = static_cast<int>(1e3 * kGrowSeconds);
   const double start = Seconds();
@@ -82,7 +70,7 @@ int Body(const Side& side, const Case* c) {
   if (grown == CCL_SUCCESS) side.mine().stage = 2;
   if (c == nullptr) {
     usleep(20000);  // the thread of the rendezvous may still be busy with its last words
-    for (size_t i = 0; i < fault::kPointCount; ++i) side.mine().counters[i] = fault::Hits(i);
+    ReportHits(side);
   } else if (grown == CCL_SUCCESS) {
     SumUntilAnError(side, larger);
   }
@@ -102,40 +90,20 @@ int Body(const Side& side, const Case* c) {
   return 0;
 }
 
-std::vector<Case> Cases(const std::string& transport) {
+std::vector<Death> Deaths(const std::string& transport) {
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, nullptr); });
   world.ExpectAllExited();
-  std::vector<Case> cases;
-  for (size_t point = 0; point < fault::kPointCount; ++point) {
-    if (fault::kPoints[point].starts_with("destroy.")) continue;
-    for (const int victim : {0, 1, kJoiner}) {
-      const uint64_t times = world.report(victim).counters[point];
-      for (uint64_t hit = 1; hit <= std::min<uint64_t>(times, kSanitized ? 1 : 2); ++hit) {
-        cases.push_back({victim, point, hit});
-      }
-    }
-  }
-  EXPECT_GT(cases.size(), 40u);
-  if (transport == "shm") return cases;
-  Rng rng(TestSeed());
-  for (size_t i = 0; i < kCasesElsewhere; ++i) {
-    std::swap(cases[i], cases[i + rng.Below(cases.size() - i)]);
-  }
-  cases.resize(kCasesElsewhere);
-  return cases;
+  std::vector<Death> deaths =
+      DeathsOf(world, {0, 1, kJoiner}, kSanitized ? 1 : 2,
+               [](std::string_view point) { return !point.starts_with("destroy."); });
+  EXPECT_GT(deaths.size(), 40u);
+  if (transport != "shm") KeepAtRandom(kCasesElsewhere, &deaths);
+  return deaths;
 }
 
-void Check(const Case& c, ProcessWorld& world) {
-  SCOPED_TRACE(fmt::format("rank={};point={};hit={}", c.victim, fault::kPoints[c.point], c.hit));
-  const std::vector<RankEnd>& ends = world.Wait();
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const RankEnd& end = ends[static_cast<size_t>(rank)];
-    if (rank == c.victim) {
-      EXPECT_TRUE(end.Killed(SIGKILL)) << "rank " << rank << " " << end.Describe();
-      continue;
-    }
-    EXPECT_TRUE(end.Exited()) << "rank " << rank << " " << end.Describe();
-    const Report& report = world.report(rank);
+void Check(const Death& c, ProcessWorld& world) {
+  SCOPED_TRACE(c.Describe());
+  ExpectOneDeath(world, kRanks, c.victim, [&](int rank, const Report& report) {
     const std::string text = report.text;
     const bool joined = report.stage == 2;
     EXPECT_LT(report.seconds, (joined ? kLocalDeathSeconds : kGrowSeconds) + SlackSeconds())
@@ -151,7 +119,7 @@ void Check(const Case& c, ProcessWorld& world) {
         (!joined && rank == kJoiner && Matches(text, "rendezvous at [0-9.]+:[0-9]+")))
         << "rank " << rank << ": " << text << " does not name rank " << c.victim << ", process "
         << world.pid(c.victim);
-  }
+  });
 }
 
 class GrowSweepTest : public TransportFaultTest {
@@ -161,16 +129,9 @@ class GrowSweepTest : public TransportFaultTest {
 
 TEST_P(GrowSweepTest, Row29_AProcessDiesAtEveryPointOfGrowing) {
   ForRow("29");
-  const std::vector<Case> cases = Cases(GetParam());
-  RecordProperty("cases", static_cast<int>(cases.size()));
-  RunWorlds(
-      cases.size(), WorldsAtOnce(8),
-      [&](size_t i) {
-        return std::make_unique<ProcessWorld>(
-            WorldOptions{.nranks = kRanks},
-            [&](const Side& side) { return Body(side, &cases[i]); });
-      },
-      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+  Sweep<Death>(
+      Deaths(GetParam()), kRanks, WorldsAtOnce(8),
+      [](const Side& side, const Death& death) { return Body(side, &death); }, Check);
 }
 
 // Four places. In each cycle the process of one of them dies, the others shrink, and another

@@ -8,17 +8,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/fault_point.h"
-#include "base/rng.h"
-#include "faults/fault_test.h"
-#include "support/seed.h"
+#include "faults/sweep.h"
 
 namespace inccl::test {
 namespace {
 
 constexpr int kRanks = 3;
 constexpr size_t kCasesElsewhere = 16;  // over other transports than shared memory, at random
-static_assert(fault::kPointCount <= Report::kCounters);
 
 bool OfInit(std::string_view point) {
   for (const char* prefix :
@@ -28,23 +24,14 @@ bool OfInit(std::string_view point) {
   return true;
 }
 
-struct Case {
-  int victim;
-  size_t point;
-  uint64_t hit;
-};
-
-std::string Describe(const Case& c) {
-  return fmt::format("rank={};point={};hit={}", c.victim, fault::kPoints[c.point], c.hit);
-}
-
 ccl_result_t Sum(ccl_comm_t comm) {
   float x[16] = {};
   return ccl_allreduce(x, x, 16, CCL_FLOAT32, CCL_SUM, comm, nullptr);
 }
 
-// Counts how often each rank reaches each point, if no rank dies.
-void CountHits(std::vector<std::vector<uint64_t>>* hits) {
+// All of them over shared memory; some, at random, over other transports: creation is much the
+// same.
+std::vector<Death> Deaths(const std::string& transport) {
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) {
     fault::Arm({});
     ccl_comm_t comm = nullptr;
@@ -55,51 +42,26 @@ void CountHits(std::vector<std::vector<uint64_t>>* hits) {
            Seconds() < limit) {
       usleep(1000);
     }
-    for (size_t i = 0; i < fault::kPointCount; ++i) side.mine().counters[i] = fault::Hits(i);
+    ReportHits(side);
     ccl_comm_destroy(comm);
     return 0;
   });
   world.ExpectAllExited();
-  hits->assign(kRanks, {});
-  for (int rank = 0; rank < kRanks; ++rank) {
-    for (size_t i = 0; i < fault::kPointCount; ++i) {
-      (*hits)[static_cast<size_t>(rank)].push_back(world.report(rank).counters[i]);
-    }
-  }
-}
-
-// All of them over shared memory; some, at random, over other transports: creation is much the
-// same.
-std::vector<Case> Cases(const std::string& transport) {
-  std::vector<std::vector<uint64_t>> hits;
-  CountHits(&hits);
-  std::vector<Case> cases;
+  std::vector<Death> deaths = DeathsOf(world, {0, 1, 2}, kSanitized ? 1 : 3, OfInit);
   for (size_t point = 0; point < fault::kPointCount; ++point) {
-    if (!OfInit(fault::kPoints[point])) continue;
-    uint64_t reached = 0;
-    for (int victim = 0; victim < kRanks; ++victim) {
-      const uint64_t times = hits[static_cast<size_t>(victim)][point];
-      reached += times;
-      for (uint64_t hit = 1; hit <= std::min<uint64_t>(times, kSanitized ? 1 : 3); ++hit) {
-        cases.push_back({victim, point, hit});
-      }
-    }
-    const bool foreign = transport != "shm" && fault::kPoints[point].starts_with("shm.");
-    EXPECT_TRUE(reached > 0 || foreign) << fault::kPoints[point] << " is not reached";
+    const std::string_view name = fault::kPoints[point];
+    const bool foreign = transport != "shm" && name.starts_with("shm.");
+    EXPECT_TRUE(!OfInit(name) || foreign ||
+                std::any_of(deaths.begin(), deaths.end(),
+                            [&](const Death& death) { return death.point == point; }))
+        << name << " is not reached";
   }
-  if (transport == "shm") return cases;
-  Rng rng(TestSeed());
-  for (size_t i = 0; i < kCasesElsewhere; ++i) {
-    std::swap(cases[i], cases[i + rng.Below(cases.size() - i)]);
-  }
-  cases.resize(kCasesElsewhere);
-  return cases;
+  if (transport != "shm") KeepAtRandom(kCasesElsewhere, &deaths);
+  return deaths;
 }
 
-int Body(const Side& side, const Case& c) {
-  if (side.rank() == c.victim) {
-    fault::Arm({.point = c.point, .hit = c.hit, .action = fault::Action::kKill});
-  }
+int Body(const Side& side, const Death& death) {
+  death.Arm(side);
   ccl_comm_t comm = nullptr;
   if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return comm == nullptr ? 0 : 11;
   side.mine().stage = 1;
@@ -118,7 +80,7 @@ int Body(const Side& side, const Case& c) {
 
 // Init failed: of a rank that never registered only its number is known, and of rank 0's process
 // where it listened.
-void CheckInitFailure(const Case& c, int rank, int result, const std::string& text, pid_t pid) {
+void CheckInitFailure(const Death& c, int rank, int result, const std::string& text, pid_t pid) {
   EXPECT_TRUE(result == CCL_REMOTE_ERROR || result == CCL_TIMEOUT) << result << ": " << text;
   EXPECT_EQ(MissingFromError(text, static_cast<ccl_result_t>(result),
                              {.rank = rank, .nranks = kRanks, .during_init = true}),
@@ -130,25 +92,17 @@ void CheckInitFailure(const Case& c, int rank, int result, const std::string& te
       << text << " does not name rank " << c.victim << ", process " << pid;
 }
 
-void Check(const Case& c, ProcessWorld& world) {
-  SCOPED_TRACE(Describe(c));
-  const std::vector<RankEnd>& ends = world.Wait();
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const RankEnd& end = ends[static_cast<size_t>(rank)];
-    if (rank == c.victim) {
-      // A point of the rendezvous may come after its rank has gone on to wait for an error.
-      EXPECT_TRUE(end.Killed(SIGKILL)) << "rank " << rank << " " << end.Describe();
-      continue;
-    }
-    EXPECT_TRUE(end.Exited()) << "rank " << rank << " " << end.Describe();
-    Report& report = world.report(rank);
+// A point of the rendezvous may come after its rank has gone on to wait for an error.
+void Check(const Death& c, ProcessWorld& world) {
+  SCOPED_TRACE(c.Describe());
+  ExpectOneDeath(world, kRanks, c.victim, [&](int rank, const Report& report) {
     const bool joined = report.stage == 1;
     const std::string text = report.text;
     const double limit = (joined ? kLocalDeathSeconds : kInitSeconds) + SlackSeconds();
     EXPECT_LT(report.seconds, limit) << text;
     if (!joined) {
       CheckInitFailure(c, rank, report.result, text, world.pid(c.victim));
-      continue;
+      return;
     }
     EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << text;
     EXPECT_EQ(
@@ -156,7 +110,7 @@ void Check(const Case& c, ProcessWorld& world) {
             text, CCL_REMOTE_ERROR,
             {.rank = rank, .nranks = kRanks, .peers = {c.victim}, .peer_pid = world.pid(c.victim)}),
         "");
-  }
+  });
 }
 
 class InitSweepTest : public TransportFaultTest {
@@ -166,15 +120,7 @@ class InitSweepTest : public TransportFaultTest {
 
 TEST_P(InitSweepTest, Row09_ARankDiesAtEveryPhaseOfInit) {
   ForRow("9");
-  const std::vector<Case> cases = Cases(GetParam());
-  RecordProperty("cases", static_cast<int>(cases.size()));
-  RunWorlds(
-      cases.size(), WorldsAtOnce(8),
-      [&](size_t i) {
-        return std::make_unique<ProcessWorld>(
-            WorldOptions{.nranks = kRanks}, [&](const Side& side) { return Body(side, cases[i]); });
-      },
-      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+  Sweep<Death>(Deaths(GetParam()), kRanks, WorldsAtOnce(8), Body, Check);
 }
 INSTANTIATE_OVER_TRANSPORTS(InitSweepTest);
 

@@ -2,13 +2,11 @@
 //
 // A rank dies, and while the others shrink a second one dies at every fault point it passes: those
 // that are left shrink to themselves, and what they reduce is right.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "base/fault_point.h"
-#include "faults/fault_test.h"
+#include "faults/sweep.h"
 
 namespace inccl::test {
 namespace {
@@ -16,14 +14,8 @@ namespace {
 constexpr int kRanks = 4, kFirst = 3;
 constexpr double kShrinkSeconds = 5.0;
 
-struct Case {
-  int second;
-  size_t point;
-  uint64_t hit;
-};
-
 // With `c` null everybody but the first to die shrinks and counts what it passes.
-int Body(const Side& side, const Case* c) {
+int Body(const Side& side, const Death* c) {
   ccl_comm_t comm = nullptr;
   if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
   side.mine().stage = 1;
@@ -31,18 +23,13 @@ int Body(const Side& side, const Case* c) {
   if (side.rank() == kFirst) raise(SIGKILL);
   float x = 1;
   EXPECT_EQ(ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr), CCL_REMOTE_ERROR);
-  fault::Plan plan;
-  if (c != nullptr && side.rank() == c->second) {
-    plan.point = c->point;
-    plan.hit = c->hit;
-    plan.action = fault::Action::kKill;
-  }
-  fault::Arm(plan);
+  fault::Arm({});
+  if (c != nullptr) c->Arm(side);
   const double start = Seconds();
   ccl_comm_t smaller = nullptr;
   ccl_result_t result = ccl_comm_shrink(comm, nullptr, 0, &smaller, nullptr, CCL_SHRINK_ABORT);
   side.mine().seconds = Seconds() - start;
-  for (size_t i = 0; i < fault::kPointCount; ++i) side.mine().counters[i] = fault::Hits(i);
+  ReportHits(side);
   fault::Disarm();
   EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(nullptr);
   if (result != CCL_SUCCESS) return 11;
@@ -68,20 +55,29 @@ int Body(const Side& side, const Case* c) {
   return 0;
 }
 
-std::vector<Case> Cases() {
+std::vector<Death> Deaths() {
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, nullptr); });
   world.ExpectAllExited({kFirst});
-  std::vector<Case> cases;
-  for (size_t point = 0; point < fault::kPointCount; ++point) {
-    for (const int second : {0, 1}) {
-      const uint64_t times = world.report(second).counters[point];
-      for (uint64_t hit = 1; hit <= std::min<uint64_t>(times, 2); ++hit) {
-        cases.push_back({second, point, hit});
-      }
-    }
+  std::vector<Death> deaths = DeathsOf(world, {0, 1}, 2, [](std::string_view) { return true; });
+  EXPECT_GT(deaths.size(), 20u);
+  return deaths;
+}
+
+void Check(const Death& second, ProcessWorld& world) {
+  SCOPED_TRACE(second.Describe());
+  const std::vector<RankEnd>& ends = world.Wait();
+  const bool died = ends[static_cast<size_t>(second.victim)].Killed(SIGKILL);
+  int members = 0;
+  for (int rank = 0; rank < kFirst; ++rank) {
+    if (!(died && rank == second.victim)) members |= 1 << rank;
   }
-  EXPECT_GT(cases.size(), 20u);
-  return cases;
+  for (int rank = 0; rank < kFirst; ++rank) {
+    if (died && rank == second.victim) continue;
+    EXPECT_TRUE(ends[static_cast<size_t>(rank)].Exited())
+        << "rank " << rank << " " << ends[static_cast<size_t>(rank)].Describe();
+    EXPECT_EQ(world.report(rank).result, members);
+    EXPECT_LT(world.report(rank).seconds, kShrinkSeconds + SlackSeconds());
+  }
 }
 
 class ShrinkSweepTest : public TransportFaultTest {
@@ -95,33 +91,9 @@ class ShrinkSweepTest : public TransportFaultTest {
 
 TEST_P(ShrinkSweepTest, Row24_ASecondRankDiesAtEveryPointOfShrinking) {
   ForRow("24");
-  const std::vector<Case> cases = Cases();
-  RecordProperty("cases", static_cast<int>(cases.size()));
-  RunWorlds(
-      cases.size(), WorldsAtOnce(4),
-      [&](size_t i) {
-        return std::make_unique<ProcessWorld>(
-            WorldOptions{.nranks = kRanks},
-            [&](const Side& side) { return Body(side, &cases[i]); });
-      },
-      [&](size_t i, ProcessWorld& world) {
-        const Case& c = cases[i];
-        SCOPED_TRACE(
-            fmt::format("rank={};point={};hit={}", c.second, fault::kPoints[c.point], c.hit));
-        const std::vector<RankEnd>& ends = world.Wait();
-        const bool died = ends[static_cast<size_t>(c.second)].Killed(SIGKILL);
-        int members = 0;
-        for (int rank = 0; rank < kFirst; ++rank) {
-          if (!(died && rank == c.second)) members |= 1 << rank;
-        }
-        for (int rank = 0; rank < kFirst; ++rank) {
-          if (died && rank == c.second) continue;
-          EXPECT_TRUE(ends[static_cast<size_t>(rank)].Exited())
-              << "rank " << rank << " " << ends[static_cast<size_t>(rank)].Describe();
-          EXPECT_EQ(world.report(rank).result, members);
-          EXPECT_LT(world.report(rank).seconds, kShrinkSeconds + SlackSeconds());
-        }
-      });
+  Sweep<Death>(
+      Deaths(), kRanks, WorldsAtOnce(4),
+      [](const Side& side, const Death& second) { return Body(side, &second); }, Check);
 }
 INSTANTIATE_OVER_TRANSPORTS(ShrinkSweepTest);
 
