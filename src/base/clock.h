@@ -34,8 +34,9 @@ class MonotonicClock final : public Clock {
 
 // CLOCK_MONOTONIC.
 inline const Clock& SystemClock() {
-  static const MonotonicClock clock;
-  return clock;
+  static const auto* const clock =
+      new MonotonicClock;  // threads may use it while the process exits
+  return *clock;
 }
 
 }  // namespace inccl

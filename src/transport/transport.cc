@@ -42,8 +42,8 @@ class Refusal final : public Exports {
 }  // namespace
 
 Exports* NoExports() {
-  static Refusal refusal;
-  return &refusal;
+  static auto* const refusal = new Refusal;  // threads may use it while the process exits
+  return refusal;
 }
 
 Exports* Transport::exports() { return NoExports(); }
