@@ -168,9 +168,9 @@ typedef struct {
   int heartbeat_ms; /**< Interval of heartbeats between processes, also on one host; default a tenth
                        of dead_ms, 1000 at most. Ranks that are threads of one process send none. */
   int dead_ms;      /**< A process that is silent for this long counts as dead; at least 3 and three
-                       times      heartbeat_ms; default 10000. A rank that a debugger stops for longer fails
-                       the      communicator. -1 (INCCL_DEAD_TIMEOUT_MS=0): never; peers still notice a
-                       process      that ends. */
+                       times heartbeat_ms; default 10000. A rank that a debugger stops for longer
+                       fails the communicator. -1 (INCCL_DEAD_TIMEOUT_MS=0): never; peers still
+                       notice a process that ends. */
   const char* socket_ifname; /**< As INCCL_SOCKET_IFNAME: where this rank listens when it makes the
                                 id of a split or shrink. CCL_INVALID_ARGUMENT if no interface of
                                 that name is up. Other sockets do not leave the host. */

@@ -259,7 +259,8 @@ class ArenaView {
   std::unordered_multimap<uint64_t, DirectoryEntry> entries_;
 };
 
-// The lane protocol over memory that the producer writes and the consumers read (SlotHeader, CreditBlock).
+// The lane protocol over memory that the producer writes and the consumers read (SlotHeader,
+// CreditBlock).
 //
 // Memory order: the producer writes payload and header, then stores seq; the consumer loads seq,
 // then reads. The consumer reads, then stores its number of releases; the producer loads it, then
