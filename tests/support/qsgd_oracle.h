@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What qsgd and qsgd_ms must send and return, bit for bit: the definition in compress/published/qsgd.h written
-// down a second time, slowly, element by element and from the whole vector, sharing no code with
-// the library.
+// What qsgd and qsgd_ms must send and return, bit for bit: the definition in
+// compress/published/qsgd.h written down a second time, slowly, element by element and from the
+// whole vector, sharing no code with the library.
 #ifndef INCCL_TESTS_SUPPORT_QSGD_ORACLE_H_
 #define INCCL_TESTS_SUPPORT_QSGD_ORACLE_H_
 
