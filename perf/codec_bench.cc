@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// codec_bench (docs/scripts.md): every kernel of src/compress/kernels on every instruction set
-// of this processor, beside memcpy and the sum of fp32, with Google Benchmark; or, with
-// --instructions, how many instructions each takes per element, and whether that is within its
-// goal;
-// --goals: only kernels with a goal; --reducers[=ELEMENTS]: selections and calls of reducers;
-// --cold[=ELEMENTS]: kernels and a rank's work on data larger than the caches.
+// codec_bench (docs/scripts.md): every kernel of src/compress/kernels on every instruction set of
+// this processor, beside memcpy and the sum of fp32, with Google Benchmark. --instructions: how
+// many instructions each takes per element, and whether that is within its goal; --goals: only
+// kernels with a goal. --reducers[=ELEMENTS]: selections and calls of reducers.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -22,7 +20,6 @@
 #include "base/status.h"
 #include "compress/codec.h"
 #include "compress/simd.h"
-#include "perf/kernels/cold_cases.h"
 #include "perf/kernels/kernel_cases.h"
 #include "perf/kernels/reducer_cases.h"
 #include "perf/support/instruction_count.h"
@@ -153,9 +150,6 @@ int Main(int argc, char** argv) {
   const std::string_view first = argc == 2 ? argv[1] : "";
   if (first == "--reducers" || first.starts_with("--reducers=")) {
     return RunTables(first, "--reducers", 1024, PrintReducers);
-  }
-  if (first == "--cold" || first.starts_with("--cold=")) {
-    return RunTables(first, "--cold", kWindow, PrintCold);
   }
   const KernelCases cases;
   if (first == "--instructions" || first == "--goals") {

@@ -27,9 +27,7 @@ PROGRAMS = {
     "call_overhead": ([["--ranks", "2", "--rounds", "1", "--calls", "1"]],
                       [["--ranks", "2", "--rounds", "1", "--calls", "1", "--json", "FILE"]]),
     "nccl_overhead": ([["--rows", "1", "--calls", "1"]], []),
-    "codec_bench": ([["--benchmark_filter=memcpy", "--benchmark_min_time=0.0001"], ["--cold=1048576"],
-                     ["--reducers=65536"]], []),
-    "team_bench": ([["--bytes", "4MB", "--iterations", "1", "--ranks", "2"]], []),
+    "codec_bench": ([["--benchmark_filter=memcpy", "--benchmark_min_time=0.0001"], ["--reducers=65536"]], []),
     "scaling_simulation": ([["--ranks", "2", "--bytes", "1MB"]], [["--ranks", "2", "--bytes", "1MB", "--json", "FILE"]]),
     "cuda_kernel_bench": ([], []),  # prints where there is a GPU
     "cuda_probe": ([], []),
