@@ -8,11 +8,12 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
+#include <memory>
 #include <numbers>
 #include <regex>
 #include <set>
@@ -118,9 +119,16 @@ struct NpyArray {
 // A file as numpy.save writes an array of float32 in C order, with one or two dimensions; refuses
 // every other one.
 Result<NpyArray> ReadNpy(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) return SystemErrorErrno(path, errno);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                             std::fclose);
+  std::string bytes;
+  char part[1 << 16];
+  while (file != nullptr) {
+    const size_t read = std::fread(part, 1, sizeof part, file.get());
+    bytes.append(part, read);
+    if (read < sizeof part) break;
+  }
+  if (file == nullptr || std::ferror(file.get()) != 0) return SystemErrorErrno(path, errno);
   static const std::regex header(
       "\\{'descr': '<f4', 'fortran_order': False, 'shape': \\((\\d{1,15}),(?: (\\d{1,15}))?\\), "
       "\\} "

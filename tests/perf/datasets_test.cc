@@ -183,6 +183,8 @@ TEST_F(FileData, OtherFilesAreRefused) {
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", 16, size);
   refused("{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999999, 999999999999999), }",
           16, size);
+  std::filesystem::create_directory(directory_ + "/folder.npy");
+  EXPECT_EQ(MakeData(directory_ + "/folder.npy", 0, 1, 1, 0).status().code(), Code::kSystemError);
   const std::string cut = directory_ + "/e.npy";
   for (const char* content : {"", "\x93NUMPY", "\x93NUMPY\x01", "text that is no array"}) {
     std::ofstream(cut, std::ios::binary) << content;
