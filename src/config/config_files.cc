@@ -92,8 +92,8 @@ ProcessPlaces& OfProcess() {
 Status SetVariable(const std::string& name, const char* value, const std::string& source) {
   const VariableInfo* const info = FindVariable(name);
   if (info == nullptr) {
-    return InvalidArgument(
-        fmt::format("name: {} is no variable of this library", Escaped(Shown(name))));
+    return InvalidArgument(fmt::format("name: {} is no variable of this library{}",
+                                       Escaped(Shown(name)), DidYouMean(name)));
   }
   if (info->environment_only) {
     return InvalidArgument(fmt::format("name: {} can be set in the environment only", name));
@@ -193,8 +193,8 @@ Status Settings::LoadFile(const std::string& path, TextFileWriters writers, bool
     std::string where = fmt::format("{}:{}", path, setting.line);
     const VariableInfo* info = FindVariable(setting.name);
     if (info == nullptr) {
-      warnings_.push_back(
-          fmt::format("{}: {} is no variable of this library", where, Shown(setting.name)));
+      warnings_.push_back(fmt::format("{}: {} is no variable of this library{}", where,
+                                      Shown(setting.name), DidYouMean(setting.name)));
       continue;
     }
     if (info->environment_only) {
@@ -242,7 +242,8 @@ Result<Environment> ApplySettings(const Settings& settings, const char* const* e
   }
   for (const std::string& warning : settings.warnings()) LogOnce(LogLevel::kWarn, warning);
   for (const std::string& name : UnknownVariables(environment)) {
-    LogOnce(LogLevel::kWarn, fmt::format("{} is set, but is no variable of this library", name));
+    LogOnce(LogLevel::kWarn,
+            fmt::format("{} is set, but is no variable of this library{}", name, DidYouMean(name)));
   }
   for (const VariableInfo& info : VariableTable()) {
     if (const char* value = settings.Get(info.name); value != nullptr) {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -133,6 +135,21 @@ std::string CheckTogether(const Environment& env) {
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
   return "";
+}
+
+// Levenshtein's: how many letters to insert, drop or change.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
 }
 
 constexpr const char* kMilliseconds = "milliseconds, 1 to 86400000";
@@ -364,6 +381,27 @@ Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
     return InvalidArgument(fmt::format("INCCL_UCX_TLS{}: {}", source, wrong));
   }
   return env;
+}
+
+std::string DidYouMean(std::string_view name) {
+  // NCCL's name without its prefix, a test's without its own, or a name that goes on.
+  const size_t prefix = name.starts_with("INCCL_") ? 6 : name.starts_with("NCCL_") ? 5 : 0;
+  const std::string own = "INCCL_" + std::string(name.substr(prefix));
+  const std::string test = VariableInfo::kTestPrefix + own.substr(6);
+  constexpr size_t kShortest = 10;  // of what two names have in common
+  std::string_view nearest;
+  size_t least = 2;  // more changes make another name
+  for (const VariableInfo& info : VariableTable()) {
+    const std::string_view known = info.name;
+    const bool goes_on = std::min(known.size(), own.size()) >= kShortest &&
+                         (known.starts_with(own) || own.starts_with(known));
+    size_t changes = known == test ? 0 : EditDistance(known, own);
+    if (goes_on) changes = std::min<size_t>(changes, 2);
+    if (changes > least || (changes == least && known.size() <= nearest.size())) continue;
+    least = changes;
+    nearest = known;
+  }
+  return nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest);
 }
 
 std::vector<std::string> UnknownVariables(const char* const* environment) {

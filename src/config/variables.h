@@ -101,6 +101,9 @@ const VariableInfo* FindVariable(std::string_view name);
 // (if `where` is given), its value and the allowed values; or it names two conflicting variables.
 Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where = {});
 
+// "; did you mean INCCL_ALGO?" for a name that is probably that one, misspelt; else "".
+std::string DidYouMean(std::string_view name);
+
 // Names in `environment` (in the format of environ: "NAME=value" pointers up to a nullptr) that
 // begin with INCCL_ but are not in the table, i.e. probably misspelt. INCCL_TEST_* is for tests.
 std::vector<std::string> UnknownVariables(const char* const* environment);

@@ -155,7 +155,7 @@ TEST_F(ConfigFilesTest, TheProcessComesAfterTheEnvironmentAndBeforeFiles) {
   settings = Load();
   EXPECT_STREQ(settings->Get("INCCL_CHANNELS"), "2");
   EXPECT_EQ(SetVariable("INCCL_CHANELS", "1", "").message(),
-            "name: INCCL_CHANELS is no variable of this library");
+            "name: INCCL_CHANELS is no variable of this library; did you mean INCCL_CHANNELS?");
   EXPECT_EQ(SetVariable("INCCL_RANK", "1", "").message(),
             "name: INCCL_RANK can be set in the environment only");
 }
@@ -257,9 +257,11 @@ TEST_F(ConfigFilesTest, UnknownNamesAreWarnedOf) {
   const std::string user = Write("home/.inccl.conf", "INCCL_CHANELS=3\nNCCL_ALGO=Ring\n");
   const Result<Settings> settings = Load();
   ASSERT_TRUE(settings.ok());
-  EXPECT_EQ(settings->warnings(),
-            (std::vector<std::string>{user + ":1: INCCL_CHANELS is no variable of this library",
-                                      user + ":2: NCCL_ALGO is no variable of this library"}));
+  EXPECT_EQ(
+      settings->warnings(),
+      (std::vector<std::string>{
+          user + ":1: INCCL_CHANELS is no variable of this library; did you mean INCCL_CHANNELS?",
+          user + ":2: NCCL_ALGO is no variable of this library; did you mean INCCL_ALGO?"}));
 }
 
 TEST_F(ConfigFilesTest, WhatIsOfOneProcessCannotBeInAFile) {
@@ -306,7 +308,8 @@ TEST_F(ConfigFilesTest, TheLogTellsEverythingOnce) {
   EXPECT_EQ(lines, (std::vector<std::string>{
                        "VERSION version 0.1.0",
                        "WARN " + user + ":2: INCCL_OTHER is no variable of this library",
-                       "WARN INCCL_CHANELS is set, but is no variable of this library",
+                       "WARN INCCL_CHANELS is set, but is no variable of this library; did you "
+                       "mean INCCL_CHANNELS?",
                        "INFO INCCL_CHANNELS is \"3\" (environment)",
                        "INFO INCCL_DEBUG is \"INFO\" (" + user + ":1)",
                        "INFO INCCL_DEBUG_FILE is \"" + log + "\" (" + root_.string() + "/system:1)",

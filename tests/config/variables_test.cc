@@ -336,6 +336,22 @@ TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {
   EXPECT_EQ(Refusal({{"INCCL_UCX_TLS", "sysv,posix,tcpx"}}), "accepted");
 }
 
+TEST(EnvTest, AMisspeltNameIsNearToItsOwn) {
+  for (const auto& [wrong, meant] : {std::pair("INCCL_ALGORITHM", "INCCL_ALGO"),
+                                     {"INCCL_CHANELS", "INCCL_CHANNELS"},
+                                     {"NCCL_IB_HCA", "INCCL_IB_HCA"},
+                                     {"INCCL_SIMD", "INCCL_TEST_SIMD"},
+                                     {"INCCL_DEAD_TIMEOUT", "INCCL_DEAD_TIMEOUT_MS"},
+                                     {"INCCL_DEBUGFILE", "INCCL_DEBUG_FILE"},
+                                     {"INCCL_RNAK", "INCCL_RANK"},
+                                     {"INCCL_DEBUG_SUBSYSTEMS", "INCCL_DEBUG_SUBSYS"}}) {
+    EXPECT_EQ(DidYouMean(wrong), std::string("; did you mean ") + meant + "?") << wrong;
+  }
+  for (const char* other : {"INCCL_OTHER", "INCCL_", "", "PATH", "NCCL_PROTO", "INCCL_TELEPATHY"}) {
+    EXPECT_EQ(DidYouMean(other), "") << other;
+  }
+}
+
 TEST(EnvTest, UnknownNamesAreListed) {
   const char* const environment[] = {"PATH=/bin",         "INCCL_ALGO=ring",    "INCCL_CHANELS=2",
                                      "INCCL_TEST_SEED=1", "INCCL_LIBRARY=/x",   "NCCL_DEBUG=INFO",

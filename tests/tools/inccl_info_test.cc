@@ -194,9 +194,9 @@ TEST_F(InfoFileTest, ValuesAndWhereTheyComeFrom) {
   EXPECT_EQ(environment["files"][0]["path"], file_);
   EXPECT_EQ(environment["files"][0]["state"], "read");
   EXPECT_EQ(environment["files"][1]["path"], "/etc/inccl.conf");
-  EXPECT_EQ(environment["warnings"],
-            Json({file_ + ":4: INCCL_OTHER is no variable of this library",
-                  "INCCL_CHANELS is set, but is no variable of this library"}));
+  EXPECT_EQ(environment["warnings"], Json({file_ + ":4: INCCL_OTHER is no variable of this library",
+                                           "INCCL_CHANELS is set, but is no variable of this "
+                                           "library; did you mean INCCL_CHANNELS?"}));
 }
 
 TEST_F(InfoFileTest, ABadConfigurationIsShownAndTold) {

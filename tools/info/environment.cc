@@ -54,7 +54,8 @@ Json EnvironmentSection(const Result<Settings>& settings) {
     json["warnings"] = settings->warnings();
   }
   for (const std::string& name : UnknownVariables(environ)) {
-    json["warnings"].push_back(name + " is set, but is no variable of this library");
+    json["warnings"].push_back(name + " is set, but is no variable of this library" +
+                               DidYouMean(name));
   }
   json["variables"] = Json::array();
   for (const VariableInfo& info : VariableTable()) {
