@@ -127,20 +127,22 @@ int RunInstructions(const KernelCases& cases, bool only_goals) {
   return all->missed == 0 ? kRan : kMissed;
 }
 
-// `option` is followed by nothing or by =ELEMENTS, a multiple of `unit`.
-int RunTables(std::string_view argument, std::string_view option, uint64_t unit,
-              Status (*print)(uint64_t count)) {
+constexpr std::string_view kReducers = "--reducers";
+
+// `argument`: kReducers, followed by nothing or by =ELEMENTS.
+int RunReducers(std::string_view argument) {
+  constexpr uint64_t kUnit = 1024;
   uint64_t count = uint64_t{16} << 20;
   const std::string_view elements =
-      argument.substr(std::min<size_t>(argument.size(), option.size() + 1));
+      argument.substr(std::min<size_t>(argument.size(), kReducers.size() + 1));
   if (!elements.empty()) {
     const auto [end, error] = std::from_chars(elements.begin(), elements.end(), count);
-    if (error != std::errc() || end != elements.end() || count < unit || count % unit != 0) {
-      PrintError("codec_bench: {}={}: expected a multiple of {}\n", option, elements, unit);
+    if (error != std::errc() || end != elements.end() || count < kUnit || count % kUnit != 0) {
+      PrintError("codec_bench: {}: expected a multiple of {}\n", argument, kUnit);
       return kCommandLine;
     }
   }
-  const Status status = print(count);
+  const Status status = PrintReducers(count);
   if (status.ok()) return kRan;
   PrintError("codec_bench: {}: {}\n", CodeName(status.code()), status.message());
   return kError;
@@ -148,9 +150,7 @@ int RunTables(std::string_view argument, std::string_view option, uint64_t unit,
 
 int Main(int argc, char** argv) {
   const std::string_view first = argc == 2 ? argv[1] : "";
-  if (first == "--reducers" || first.starts_with("--reducers=")) {
-    return RunTables(first, "--reducers", 1024, PrintReducers);
-  }
+  if (first == kReducers || first.starts_with("--reducers=")) return RunReducers(first);
   const KernelCases cases;
   if (first == "--instructions" || first == "--goals") {
     return RunInstructions(cases, first == "--goals");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Submits a checked call: runs it at once, puts it on its stream, or adds it to the thread's group.
-// Calls on device memory always use a stream of the device.
+// Calls on device memory always use a stream of the device. The group of a thread.
 #ifndef INCCL_API_SUBMIT_H_
 #define INCCL_API_SUBMIT_H_
 
@@ -20,7 +20,6 @@
 namespace inccl {
 
 // The calls that a thread collects between ccl_group_start and ccl_group_end.
-
 class Group {
  public:
   // The calling thread's open group, or nullptr.

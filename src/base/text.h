@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads small text files, such as configuration files, as a whole; escapes untrusted text.
+// Reads small text files, such as configuration files, as a whole; escapes untrusted text; names
+// ranks in messages.
 #ifndef INCCL_BASE_TEXT_H_
 #define INCCL_BASE_TEXT_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads what the program that started this process says about it: its rank, the number of ranks,
-// and a name that the processes of this job share.
+// and a name that the processes of this job share; and uses its key-value store.
 #ifndef INCCL_BOOTSTRAP_LAUNCHER_H_
 #define INCCL_BOOTSTRAP_LAUNCHER_H_
 
@@ -56,7 +56,6 @@ namespace inccl {
 
 // The key-value store of the launcher, by which rank 0 tells the other processes of the job, on all
 // hosts, where they meet. A reader of the store can join: the job is as safe as the launcher.
-
 class LauncherStore {
  public:
   virtual ~LauncherStore() = default;

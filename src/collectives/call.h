@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One call: its arguments, the record of a collective that ranks compare, and the signature that
-// every slice carries.
+// every slice carries; and how it is cut into windows, chunks and slices.
 #ifndef INCCL_COLLECTIVES_CALL_H_
 #define INCCL_COLLECTIVES_CALL_H_
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engines of one communicator: one for each device whose memory its calls use.
+// The engines of one communicator: one for each device whose memory its calls use;
+// and the watch over the thread that works with a device.
 #ifndef INCCL_COMMUNICATOR_DEVICE_ENGINES_H_
 #define INCCL_COMMUNICATOR_DEVICE_ENGINES_H_
 
@@ -101,7 +102,6 @@ class DeviceEngines {
 
 // Watches the thread that runs a communicator's calls on device memory. A call of the driver may
 // wait for a stream that waits for this thread. Another thread then has to release the stream.
-
 class DriverWatch {
  public:
   // `on_stuck`: the thread has been in one call of the driver for at least `limit`(). The control

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The registered buffers of the call in progress, which peers access in place (docs/zero-copy.md).
+// Memory of the application that peers access in place (docs/zero-copy.md): the registered buffers
+// of the call in progress, and what the application keeps registered.
 #ifndef INCCL_COMMUNICATOR_ZERO_COPY_H_
 #define INCCL_COMMUNICATOR_ZERO_COPY_H_
 
@@ -20,6 +21,7 @@
 
 namespace inccl {
 
+// The registered buffers of the call in progress.
 class ZeroCopy {
  public:
   // Calls of fewer than two slices use slots, whose memory is in the caches. `transport` outlives
@@ -62,7 +64,6 @@ class ZeroCopy {
 // One thread at a time uses a transport. So any thread may add and remove memory here, and the
 // thread that holds the communicator's call mutex passes the changes on to the transport, between
 // calls.
-
 class Registrations {
  public:
   // `transport` outlives this object.

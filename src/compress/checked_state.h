@@ -2,7 +2,7 @@
 //
 // The checks that every codec makes before it touches a byte: the range consists of whole
 // superblocks inside the call, the collective has these forms, the contributions add up, and the
-// lengths are right. A derived codec sees only valid operations.
+// lengths are right. A derived codec sees only valid operations. And what they give in the end.
 #ifndef INCCL_COMPRESS_CHECKED_STATE_H_
 #define INCCL_COMPRESS_CHECKED_STATE_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The factory functions that codecs.cc lists. Each makes a codec from a specification; errors
-// name the key and the value.
+// name the key and the value. What a codec does before the first call.
 #ifndef INCCL_COMPRESS_CODECS_H_
 #define INCCL_COMPRESS_CODECS_H_
 

@@ -137,6 +137,8 @@ std::string CheckTogether(const Environment& env) {
   return "";
 }
 
+constexpr size_t kLongestName = 64;  // no name of the table is nearly as long
+
 // Levenshtein's: how many letters to insert, drop or change.
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -384,7 +386,9 @@ Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
 }
 
 std::string DidYouMean(std::string_view name) {
-  // NCCL's name without its prefix, a test's without its own, or a name that goes on.
+  // Also a name with NCCL's prefix, one of tests without its prefix, and one that is cut or goes
+  // on.
+  if (name.size() > kLongestName) return "";
   const size_t prefix = name.starts_with("INCCL_") ? 6 : name.starts_with("NCCL_") ? 5 : 0;
   const std::string own = "INCCL_" + std::string(name.substr(prefix));
   const std::string test = VariableInfo::kTestPrefix + own.substr(6);

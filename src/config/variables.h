@@ -88,7 +88,7 @@ struct VariableInfo {
   const char* type;  // "flag", "integer", "bytes", "list", ...; blanks count in "text" and "path"
   // The value differs between processes, so files that several processes read must not set it.
   bool environment_only = false;
-  // Tests and measurements set it, nobody else needs it.
+  // Only tests and measurements set it.
   bool IsForTests() const { return std::string_view(name).starts_with(kTestPrefix); }
 
   static constexpr const char* kTestPrefix = "INCCL_TEST_";

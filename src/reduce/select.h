@@ -2,7 +2,8 @@
 //
 // Selects elements of large magnitude. A magnitude is the bits of an element without its sign, as
 // an integer: the order is that of magnitudes, infinity comes after all finite values and NaN after
-// infinity. Indices are ascending; the results are the same on every instruction set.
+// infinity. Indices are ascending; the results are the same on every instruction set. The union of
+// what ranks have selected.
 #ifndef INCCL_REDUCE_SELECT_H_
 #define INCCL_REDUCE_SELECT_H_
 
@@ -92,7 +93,6 @@ class Selector {
 
 // The union of the ranks' bitmaps, in two rounds: an all-to-all gives each rank its n-th of all
 // bitmaps, which it merges by OR; an all-gather gives the merged parts to all.
-
 class BitmapUnion {
  public:
   static constexpr int kRounds = 2;

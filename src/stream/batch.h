@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Calls of one communicator that are submitted together: one asynchronous call, or those of a
-// group.
+// group; and the thread that runs them.
 #ifndef INCCL_STREAM_BATCH_H_
 #define INCCL_STREAM_BATCH_H_
 
@@ -114,7 +114,6 @@ struct Batch {
 
 // The thread that runs a communicator's asynchronous batches in the order of their submission. It
 // starts with the first batch.
-
 class Worker {
  public:
   // Whether to stop waiting for `order`, on whose stream no position has completed for `stalled`.

@@ -347,6 +347,7 @@ TEST(EnvTest, AMisspeltNameIsNearToItsOwn) {
                                      {"INCCL_DEBUG_SUBSYSTEMS", "INCCL_DEBUG_SUBSYS"}}) {
     EXPECT_EQ(DidYouMean(wrong), std::string("; did you mean ") + meant + "?") << wrong;
   }
+  EXPECT_EQ(DidYouMean("INCCL_ALGO" + std::string(1000, 'X')), "");
   for (const char* other : {"INCCL_OTHER", "INCCL_", "", "PATH", "NCCL_PROTO", "INCCL_TELEPATHY"}) {
     EXPECT_EQ(DidYouMean(other), "") << other;
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The constants and the integer arithmetic of the compressed format, version 2: scale codes,
-// widths, and the hashes for rounding. docs/format.md is the authority; all arithmetic here is
-// exact.
+// widths, the hashes for rounding, and what is done to one element. docs/format.md is the
+// authority; all arithmetic here is exact.
 #ifndef INCCL_COMPRESS_HBI_FORMAT_H_
 #define INCCL_COMPRESS_HBI_FORMAT_H_
 

@@ -2,7 +2,8 @@
 //
 // The plan: the levels of each superblock of a window, derived from the side words alone by
 // integer arithmetic, so it is the same on every rank. Its tables depend on the collective, n and
-// the options. Those of a choice of levels are made when a plan first has it.
+// the options. Those of a choice of levels are made when a plan first has it. What errors a plan
+// leaves.
 #ifndef INCCL_COMPRESS_HBI_PLAN_H_
 #define INCCL_COMPRESS_HBI_PLAN_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of the codec onebit for one superblock, one table per instruction set. All tables
-// give the same bits; ScalarKernels() is the reference.
+// The kernels of the codecs of compress/published, one table per instruction set for each of them.
+// All tables of a codec give the same bits; ScalarKernels() is the reference.
 #ifndef INCCL_COMPRESS_KERNELS_PUBLISHED_KERNELS_H_
 #define INCCL_COMPRESS_KERNELS_PUBLISHED_KERNELS_H_
 
@@ -9,6 +9,8 @@
 #include <cstdint>
 
 namespace inccl::onebit {
+
+// For one superblock.
 
 inline constexpr size_t kSignBytes =
     32;  // of a superblock; bit i % 8 of byte i / 8 is of element i
@@ -32,9 +34,7 @@ const Kernels& BestKernels();
 
 namespace inccl::dither {
 
-// The kernels of the codec dither for one superblock, one table per instruction set. All tables
-// give the same bits; ScalarKernels() is the reference. Codes are levels with their sign, plus the
-// number of levels s: zero is s.
+// For one superblock. Codes are levels with their sign, plus the number of levels s: zero is s.
 
 // Squares are added in fp64 by this many partial sums, element i to sum i % kPartials; then the
 // upper half of the partial sums is added to the lower one, until one is left.
@@ -68,9 +68,7 @@ const Kernels& BestKernels();
 
 namespace inccl::qsgd {
 
-// The kernels of the QSGDMaxNorm quantizers for at most 256 elements, one table per instruction
-// set. All tables give the same bits; ScalarKernels() is the reference.
-//
+// For at most 256 elements.
 // Arrays have room for 256 elements. Kernels may read and write elements between `count` and the
 // next multiple of 32; their values do not matter, except that fields there are 0.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Collectives, as the functions with and without a configuration call them.
+// Collectives, as the functions with and without a configuration call them, and groups.
 #ifndef INCCL_EXT_NCCL_COLLECTIVES_H_
 #define INCCL_EXT_NCCL_COLLECTIVES_H_
 

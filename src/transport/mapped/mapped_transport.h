@@ -2,7 +2,7 @@
 //
 // A transport over arenas, the common base of loopback and shm. The ends of a lane find each other
 // without messages: each side announces its end in the directory of its own arena and looks up the
-// other end when it needs it.
+// other end when it needs it. From below: the arena, the lanes over it, the transport.
 //
 // One thread at a time, except for wakeup_event()->Signal(). Lanes are destroyed before their
 // transport.

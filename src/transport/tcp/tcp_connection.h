@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One data connection: a queue of frames that go out, and the frame that is coming in. Frames can
-// be queued before the connection is made. No call blocks. One thread at a time.
+// be queued before the connection is made. No call blocks. One thread at a time. The frames, and
+// what protects them.
 #ifndef INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_
 #define INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_
 
