@@ -68,6 +68,21 @@ CUstream StreamOn(int device) {
 
 class CudaThreadsTest : public ::testing::Test {
  protected:
+  // A new stream then has to allocate words.
+  void TakeAllWords() {
+    constexpr int kAtOnce = 512;  // words of one allocation
+    CUstream stream = StreamOn(1);
+    const auto take = [&] { EXPECT_TRUE(device_->OrderOf(stream).ok()); };
+    std::atomic<bool> allocates{false};
+    WhileHeld(
+        "cuMemHostAlloc",
+        [&] {
+          while (!allocates) take();
+          for (int i = 1; i < kAtOnce; ++i) take();  // the rest of the new words, too
+        },
+        [&] { allocates = true; });
+  }
+
   Device* const device_ = CudaDevice();
 };
 
@@ -84,20 +99,31 @@ TEST_F(CudaThreadsTest, AStreamTellsItsDevice) {
 
 // Two threads use new streams, and the words of these streams have to be allocated.
 TEST_F(CudaThreadsTest, NobodyWaitsForAnothersAllocation) {
-  constexpr int kAtOnce = 512;  // words of one allocation
-  CUstream streams[] = {StreamOn(1), StreamOn(1), StreamOn(1)};
-  const auto take = [&] { EXPECT_TRUE(device_->OrderOf(streams[0]).ok()); };
-  std::atomic<bool> allocates{false};
+  CUstream streams[] = {StreamOn(1), StreamOn(1)};
+  TakeAllWords();
   WhileHeld(
-      "cuMemHostAlloc",
+      "cuMemHostAlloc", [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[0]).ok()); },
+      [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[1]).ok()); });
+}
+
+// But for a moment the second one does: an allocation of its own might wait for the stream of the
+// first, and that for what the second thread is about to do.
+TEST_F(CudaThreadsTest, OneAllocationServesTwoNewStreams) {
+  CUstream streams[] = {StreamOn(1), StreamOn(1)};
+  TakeAllWords();
+  std::atomic<bool> served{false};
+  std::thread second;
+  WhileHeld(
+      "cuMemHostAlloc", [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[0]).ok()); },
       [&] {
-        while (!allocates) take();
-        for (int i = 1; i < kAtOnce; ++i) take();  // the rest of the new words, too
-      },
-      [&] { allocates = true; });
-  WhileHeld(
-      "cuMemHostAlloc", [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[1]).ok()); },
-      [&] { EXPECT_TRUE(DeviceStreamOf(device_, streams[2]).ok()); });
+        second = std::thread([&] {
+          EXPECT_TRUE(DeviceStreamOf(device_, streams[1]).ok());
+          served = true;
+        });
+        usleep(50'000);
+        EXPECT_FALSE(served);
+      });
+  second.join();
 }
 
 TEST_F(CudaThreadsTest, NobodyWaitsForAnothersFirstStream) {

@@ -468,15 +468,25 @@ class CudaDevice final : public Device {
   }
 
   // Allocates many at a time: when a new stream appears, earlier streams may wait for the call that
-  // will use it, and an allocation may wait for those streams.
+  // will use it, and an allocation may wait for those streams. So of two threads that find none only
+  // one allocates, unless its allocation does not return: else the first one's stream could wait for
+  // the second one's call, and its allocation for that stream.
   Result<Order::Words*> NewWords() {
     constexpr size_t kAtOnce = 512;
+    constexpr Time kPatience = kSecond;
     const MutexLock lock(&words_mutex_);
+    const Time end = SystemClock().Now() + kPatience;
+    while (words_left_ == 0 && allocating_words_ && SystemClock().Now() < end) {
+      words_changed_.WaitFor(&words_mutex_, kPatience);
+    }
     while (words_left_ == 0) {
+      allocating_words_ = true;
       Result<std::byte*> memory = [&] {
         const MutexUnlock unlocked(&words_mutex_);
         return AllocateHost(kAtOnce * sizeof(Order::Words));
       }();
+      allocating_words_ = false;
+      words_changed_.NotifyAll();
       if (!memory.ok()) return memory.status();
       // Those of another thread that has allocated meanwhile stay unused.
       words_ = *memory;
@@ -530,6 +540,8 @@ class CudaDevice final : public Device {
   Mutex words_mutex_ INCCL_ACQUIRED_BEFORE(mutex_);
   std::byte* words_ INCCL_GUARDED_BY(words_mutex_) = nullptr;
   size_t words_left_ INCCL_GUARDED_BY(words_mutex_) = 0;
+  bool allocating_words_ INCCL_GUARDED_BY(words_mutex_) = false;
+  CondVar words_changed_;
   HostRanges ranges_;
   Ipc ipc_;
 };
