@@ -41,11 +41,11 @@ constexpr double kOddBytes = kOddWidth / 16.0;
 
 // fp32 multipliers by scale code.
 struct Multipliers {
-  std::array<float, 256> factor{}, step{};
+  std::array<float, hbi::kTableCodes> factor{}, step{};
   explicit Multipliers(uint32_t levels) {
-    for (int c = 1; c <= hbi::kLastCode; ++c) {
-      factor[static_cast<size_t>(c)] = static_cast<float>(levels * 65536.0 / hbi::Magnitude(c));
-      step[static_cast<size_t>(c)] = static_cast<float>(hbi::Magnitude(c) / levels);
+    for (uint32_t c = 1; c <= hbi::kLastCode; ++c) {
+      factor[c] = static_cast<float>(levels * 65536.0 / hbi::Magnitude(c));
+      step[c] = static_cast<float>(hbi::Magnitude(c) / levels);
     }
   }
 };

@@ -213,7 +213,7 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
 // Ranks compare it; a specification alone does not tell versions of the format apart.
 TEST(HbiSpec, TheIdentityNamesTheVersionOfTheFormat) {
   const auto codec = *MakeCodec("hbi:bits=5");
-  EXPECT_EQ(codec->identity(), codec->spec() + " (format 2)");
+  EXPECT_EQ(codec->identity(), codec->spec() + " (format 3)");
   const auto other = *MakeCodec("bf16");
   EXPECT_EQ(other->identity(), other->spec());
 }

@@ -299,7 +299,7 @@ TEST(HbiBounds, BoundsAPriori) {
 void ExpectChoices(int n, const std::string& bits, const Vectors& inputs) {
   const hbi::Config config = *hbi::ParseConfig(*CodecSpec::Parse("hbi:bits=" + bits));
   const hbi::Planner planner(Collective::kAllReduce, n, config);
-  const std::vector<uint8_t> codes = HbiAgree(inputs);
+  const std::vector<uint16_t> codes = HbiAgree(inputs);
   std::vector<uint32_t> words;
   for (size_t b = 0; b < codes.size(); b += 8) words.push_back(HbiWord(&codes[b]));
   std::vector<uint8_t> points(words.size());
@@ -373,8 +373,7 @@ TEST(HbiBounds, MeanSquareErrorOfGaussianSums) {
         double sum = 0;
         for (const std::vector<float>& x : inputs) sum += double{x[e]};
         error += std::pow(double{result[e]} - sum, 2);
-        // All scales here are fifths of an octave, between codes 31 and 231.
-        const double m = std::exp2((trace.codes[e / 32] - 181) / 5.0);
+        const double m = std::exp2((trace.codes[e / 32] - 501) / 5.0);
         expected += (options.unbiased ? n + 1 : n) / 12.0 * m * m / (k * k);
       }
       EXPECT_GT(error / expected, 0.95) << "n=" << n << " k=" << k;

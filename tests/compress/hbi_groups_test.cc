@@ -339,7 +339,8 @@ TEST_F(HbiGroupsRefused, SumsOfGroups) {
   Refused(0, {Own(0), As(1, &one)}, result, "2 of 5");
   Refused(0, {Own(0), As(1, &one), As(0, &group)}, HbiDriver::Sum(2), "cannot be an input");
   Payload reserved = group;
-  reserved[12] = std::byte{254};
+  reserved[12] = std::byte{254};  // a top of 1224, above the last code
+  reserved[13] = std::byte{200};
   Refused(0, {Own(0), As(1, &one), As(2, &reserved), As(1, &last)}, result, "invalid");
   for (const size_t bytes : {size_t{0}, size_t{512}, size_t{527}, size_t{529}}) {
     Payload wrong(bytes);

@@ -82,14 +82,17 @@ Offsets RandomOffsets(Rng* rng) {
 struct Elements {
   alignas(64) float x[kSuperblock];
   uint8_t word[kWordBytes];
-  float factor[256] = {};
-  float step[256] = {};
+  float factor[kTableCodes] = {};
+  float step[kTableCodes] = {};
 
   // The blocks' scales: near each other or far apart.
   Elements(Rng* rng, uint32_t k) {
-    const int middle = static_cast<int>(rng->Below(60)) - 40;
+    // Sometimes where superblocks have outer words.
+    const int middle = static_cast<int>(rng->Below(rng->Below(4) == 0 ? 180 : 60)) - 40 -
+                       (rng->Below(8) == 0 ? 55 : 0);
     for (uint32_t b = 0; b < kBlocks; ++b) {
-      const int octave = middle + static_cast<int>(rng->Below(rng->Below(4) == 0 ? 60 : 3));
+      const int octave =
+          std::min(middle + static_cast<int>(rng->Below(rng->Below(4) == 0 ? 60 : 3)), 100);
       for (uint32_t j = 0; j < kBlock; ++j) {
         x[b * kBlock + j] = static_cast<float>(std::ldexp(2 * rng->Uniform() - 1, octave));
       }
@@ -100,7 +103,7 @@ struct Elements {
     x[2] = std::numeric_limits<float>::denorm_min();
     x[34] = -x[35];
     ScalarKernels().side_words(x, 1, 1.0f, word);
-    for (int c = 1; c <= kLastCode; ++c) {
+    for (uint32_t c = 1; c <= kLastCode; ++c) {
       factor[c] = static_cast<float>(k * 65536.0 / Magnitude(c));
       step[c] = static_cast<float>(Magnitude(c) / k);
     }
@@ -299,25 +302,16 @@ TEST_P(HbiKernelsTest, Rotations) {
   }
 }
 
-// A superblock for each magnitude, in a block of it, with others far below; the scale of every
-// kind.
 // The scales as docs/format.md has them, without the code's own tables.
 constexpr uint32_t kFifths[5] = {0x3f800000, 0x3f93088c, 0x3fa8e5a3, 0x3fc20300, 0x3fdedc67};
 double ScaleOf(int code) {
-  int q = code - 181;
-  if (code <= 4) {
-    q = 5 * (8 * code - 96);
-  } else if (code <= 30) {
-    q = 5 * (code - 61);
-  } else if (code >= 248) {
-    q = 5 * (17 * code - 4173);
-  } else if (code >= 232) {
-    q = 5 * (code - 221);
-  }
+  const int q = code - 501;
   const auto octave = static_cast<int>(std::floor(q / 5.0));
   return std::ldexp(double{std::bit_cast<float>(kFifths[q - 5 * octave])}, octave);
 }
 
+// A superblock for each magnitude, in a block of it, with others far below; the scale of every
+// kind.
 TEST_P(HbiKernelsTest, SideWordsOfEveryScale) {
   // All exponents, mantissas around the five thresholds, non-finite values.
   std::vector<uint32_t> magnitudes = {0,          1,          2,          0x7fffff,
@@ -353,7 +347,7 @@ TEST_P(HbiKernelsTest, SideWordsOfEveryScale) {
     }
     for (size_t s = 0; s < magnitudes.size(); ++s) {
       // The definition: the smallest code whose M is not below the magnitude, by block; none more
-      // than 7 below the largest or below 1.
+      // than 7 below the largest or below 321, beyond the middle more than 3 or below 1.
       const uint32_t word = LoadWord(expected.data(), s);
       ASSERT_TRUE(IsValid(word));
       int codes[kBlocks], top = 0;
@@ -365,26 +359,33 @@ TEST_P(HbiKernelsTest, SideWordsOfEveryScale) {
         }
         const double magnitude = double{largest * scale};
         codes[b] = magnitude == 0 ? 0 : 1;
-        if (!std::isfinite(magnitude)) codes[b] = 255;
-        while (codes[b] > 0 && codes[b] < 253 && ScaleOf(codes[b]) < magnitude) ++codes[b];
+        if (!std::isfinite(magnitude)) codes[b] = 1142;
+        while (codes[b] > 0 && codes[b] < 1141 && ScaleOf(codes[b]) < magnitude) ++codes[b];
         top = std::max(top, codes[b]);
       }
-      ASSERT_EQ(word & 0xff, static_cast<uint32_t>(top));
+      const bool middle = 321 <= top && top <= 569;
+      uint16_t shared[kBlocks];
       for (uint32_t b = 0; b < kBlocks; ++b) {
-        const int shared = top == 0 || top == 255 ? top : std::max({codes[b], top - 7, 1});
-        const auto below = static_cast<uint32_t>(top - shared);
-        ASSERT_EQ(word >> (8 + 3 * b) & 7, below) << s << " block " << b;
+        const int least = middle ? std::max(top - 7, 321) : std::max(top - 3, 1);
+        const bool whole = top == 0 || top == 1142;
+        shared[b] = static_cast<uint16_t>(whole ? top : std::max(codes[b], least));
+        ASSERT_EQ(CodeOf(word, b), shared[b]) << s << " block " << b;
       }
+      ASSERT_EQ(TopOf(word), static_cast<uint32_t>(top));
+      ASSERT_EQ(word, test::HbiWord(shared)) << s;
     }
   }
 }
 
 uint32_t RandomWord(Rng* rng) {
-  uint8_t codes[kBlocks];
-  const uint64_t kind = rng->Below(8), least = rng->Below(kind == 0 ? 10 : 240);
-  for (uint8_t& code : codes) {
-    code =
-        static_cast<uint8_t>(std::min<uint64_t>(kLastCode, least + rng->Below(kind < 3 ? 4 : 16)));
+  uint16_t codes[kBlocks];
+  // Around the ends of the codes and of the middle ones, or anywhere.
+  constexpr uint64_t kEnds[] = {1, kMiddleFirst - 8, kMiddleLast - 8, kLastCode - 8};
+  const uint64_t kind = rng->Below(8);
+  const uint64_t least = kind < 4 ? kEnds[kind] + rng->Below(10) : rng->Below(kLastCode);
+  const uint64_t spread = rng->Below(3) == 0 ? 4 : 16;
+  for (uint16_t& code : codes) {
+    code = static_cast<uint16_t>(std::min<uint64_t>(kLastCode, least + rng->Below(spread)));
   }
   if (kind == 7) codes[rng->Below(kBlocks)] = kPoison;
   if (kind == 6) std::fill(std::begin(codes), std::end(codes), kZeroCode);
@@ -416,7 +417,9 @@ TEST_P(HbiKernelsTest, MergedWords) {
       ASSERT_EQ(TopOf(merged), top);
       for (uint32_t block = 0; block < kBlocks && IsLive(merged); ++block) {
         const uint32_t larger = std::max(CodeOf(of_a, block), CodeOf(of_b, block));
-        ASSERT_EQ(CodeOf(merged, block), std::max({larger, top - std::min(top, 7u), 1u}));
+        const bool middle = 321 <= top && top <= 569;
+        const uint32_t lowest = middle ? 321 : 1, most = middle ? 7 : 3;
+        ASSERT_EQ(CodeOf(merged, block), std::max({larger, top - std::min(top, most), lowest}));
       }
     }
   }
@@ -427,14 +430,15 @@ TEST(HbiFormat, AgreementOfAnyTree) {
   Rng rng(test::TestSeed());
   for (int round = 0; round < 3000; ++round) {
     std::vector<uint32_t> words;
-    uint8_t largest[kBlocks] = {};
+    uint16_t largest[kBlocks] = {};
+    constexpr uint64_t kFirsts[] = {1, kMiddleFirst - 10, kMiddleLast - 10, kLastCode - 19};
+    const uint64_t first = kFirsts[rng.Below(4)];
     for (uint64_t ranks = 2 + rng.Below(6); ranks > 0; --ranks) {
-      uint8_t codes[kBlocks];
+      uint16_t codes[kBlocks];
       for (uint32_t b = 0; b < kBlocks; ++b) {
-        codes[b] =
-            static_cast<uint8_t>(rng.Below(4) == 0 ? 0 : rng.Below(round % 2 == 0 ? 20 : 254));
+        const uint64_t any = round % 2 == 0 ? first + rng.Below(20) : 1 + rng.Below(kLastCode);
+        codes[b] = static_cast<uint16_t>(rng.Below(4) == 0 ? 0 : any);
         if (rng.Below(200) == 0) codes[b] = kPoison;
-        if (codes[b] == 254) codes[b] = kLastCode;
         largest[b] = std::max(largest[b], codes[b]);
       }
       words.push_back(WordOf(codes));
@@ -459,8 +463,8 @@ TEST_P(HbiKernelsTest, SumsOfExtremesAreExact) {
     for (uint32_t k = 1; k <= most; k = k < 8 || k == most ? k + 1 : std::min(most, k + k / 2)) {
       SCOPED_TRACE(testing::Message() << n << " ranks, K " << k);
       Elements elements(&rng_, k);
-      const int code = 150;
-      StoreWord(code, elements.word, 0);
+      const uint32_t code = 440;
+      StoreWord(WordOfTop(code), elements.word, 0);
       const auto m = static_cast<float>(Magnitude(code));
       Stream streams[2];
       for (uint32_t rank = 0; rank < n; ++rank) {
@@ -504,10 +508,10 @@ TEST(HbiFormat, CodesAtTheScaleStayInRange) {
   // Every K, every mantissa of M, x at +-M and its neighbours, the smallest and largest offsets.
   Rng rng(test::TestSeed());
   for (uint32_t k = 1; k <= kMaxLevels; ++k) {
-    for (int code = 100; code < 105; ++code) {
+    for (const uint32_t code : {1u, 100u, 420u, 421u, 422u, 423u, 424u, 1140u}) {
       const auto m = static_cast<float>(Magnitude(code));
       Elements elements(&rng, k);
-      StoreWord(static_cast<uint32_t>(code), elements.word, 0);
+      StoreWord(WordOfTop(code), elements.word, 0);
       const float near[4] = {m, std::nextafter(m, 0.0f), -m, std::nextafter(-m, 0.0f)};
       for (uint32_t i = 0; i < kSuperblock; ++i) elements.x[i] = near[i % 4];
       // 16 shifts spread the offsets of every element evenly.
@@ -648,42 +652,31 @@ TEST(HbiFormat, WidthsAndPairs) {
 
 // M of every code, and the code of M and of its neighbours.
 TEST(HbiFormat, EveryScaleIsTheDefinitions) {
-  for (int code = 1; code <= 252; ++code) {
-    ASSERT_EQ(Magnitude(code), ScaleOf(code)) << code;
+  for (uint32_t code = 1; code <= 1140; ++code) {
+    ASSERT_EQ(Magnitude(code), ScaleOf(static_cast<int>(code))) << code;
+    ASSERT_NEAR(std::log2(Magnitude(code)), -100 + (code - 1) / 5.0, 1e-6) << code;
     const auto bits = std::bit_cast<uint32_t>(static_cast<float>(ScaleOf(code)));
     ASSERT_EQ(CodeOfMagnitude(bits - 1), code);
     ASSERT_EQ(CodeOfMagnitude(bits), code);
     ASSERT_EQ(CodeOfMagnitude(bits + 1), code + 1);
   }
-  EXPECT_EQ(Magnitude(253), 0x1p128);
-  EXPECT_EQ(CodeOfMagnitude(0x7f7fffff), 253);
-  EXPECT_EQ(CodeOfMagnitude(0x7f800000), 255);
+  EXPECT_EQ(Magnitude(1141), 0x1p128);
+  EXPECT_EQ(CodeOfMagnitude(0x7f7fffff), 1141);
+  EXPECT_EQ(CodeOfMagnitude(0x7f800000), 1142);
   EXPECT_EQ(CodeOfMagnitude(1), 1);
   EXPECT_EQ(CodeOfMagnitude(0), 0);
 }
 
-TEST(HbiFormat, CodesAscendByTheirSteps) {
-  const auto octaves = [](int code) { return std::log2(Magnitude(code)); };
-  const struct {
-    int first, last;
-    double from, step;
-  } kPieces[] = {
-      {1, 4, -88, 8}, {5, 30, -56, 1}, {31, 231, -30, 0.2}, {232, 247, 11, 1}, {248, 253, 43, 17}};
-  for (const auto& piece : kPieces) {
-    for (int code = piece.first; code <= piece.last; ++code) {
-      ASSERT_NEAR(octaves(code), piece.from + (code - piece.first) * piece.step, 1e-6) << code;
-    }
-  }
-}
-
-// Every set of eight differences, one of them zero, in a random order, below any top.
 // A peer may change a word in its memory after this rank has checked it.
 TEST(HbiFormat, WordsThatAreNotValidStayWithinTheTables) {
   std::vector<uint8_t> words;
-  for (uint32_t top = 0; top < 256; ++top) {
-    for (const uint32_t below : {0u, 0xffffffu, 0x249249u, 0x800001u}) {
-      const uint32_t word = top | below << 8;
-      for (uint32_t block = 0; block < kBlocks; ++block) EXPECT_LT(CodeOf(word, block), 256u);
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    for (const uint32_t rest : {0u, 0xffffffu, 0x249249u, 0x800001u, 0xffff00u, 0x0000ffu}) {
+      const uint32_t word = byte | rest << 8;
+      EXPECT_LT(TopOf(word), kTableCodes);
+      for (uint32_t block = 0; block < kBlocks; ++block) {
+        EXPECT_LT(CodeOf(word, block), kTableCodes);
+      }
       words.resize(words.size() + kWordBytes);
       StoreWord(word, words.data(), words.size() / kWordBytes - 1);
     }
@@ -694,6 +687,7 @@ TEST(HbiFormat, WordsThatAreNotValidStayWithinTheTables) {
   planner.Plan(words.data(), points, &summary);
 }
 
+// Every set of eight differences, one of them zero, in a random order, below any top.
 TEST(HbiFormat, EnergyOfEveryWord) {
   Rng rng(test::TestSeed());
   std::vector<int> below(kBlocks, 0);  // ascending
@@ -707,11 +701,16 @@ TEST(HbiFormat, EnergyOfEveryWord) {
   };
   int words = 0;
   do {
-    const int top = 8 + static_cast<int>(rng.Below(kLastCode - 7));
-    uint8_t codes[kBlocks];
+    // Outer words have no more than three codes below the top.
+    const uint32_t codes_below = static_cast<uint32_t>(below.back());
+    uint32_t top =
+        kMiddleFirst + 7 + static_cast<uint32_t>(rng.Below(kMiddleLast - kMiddleFirst - 6));
+    if (codes_below < 4 && rng.Below(2) == 0) top = 4 + static_cast<uint32_t>(rng.Below(310));
+    if (codes_below < 4 && rng.Below(4) == 0) top = 570 + static_cast<uint32_t>(rng.Below(572));
+    uint16_t codes[kBlocks];
     const size_t first = rng.Below(kBlocks);
     for (size_t b = 0; b < kBlocks; ++b) {
-      codes[(first + b) % kBlocks] = static_cast<uint8_t>(top - below[b]);
+      codes[(first + b) % kBlocks] = static_cast<uint16_t>(top - static_cast<uint32_t>(below[b]));
     }
     ASSERT_EQ(EnergyExponent(WordOf(codes)), test::HbiEnergy(codes)) << "top " << top;
     ++words;

@@ -19,7 +19,7 @@ namespace inccl::test {
 namespace {
 
 constexpr size_t kBlockElements = 32, kSuperElements = 256, kWindowElements = size_t{1} << 20;
-constexpr int kNotFinite = 255;
+constexpr int kNotFinite = 1142;
 
 float FloatOf(uint32_t bits) {
   float x;
@@ -29,38 +29,28 @@ float FloatOf(uint32_t bits) {
 
 // ---------------------------------------------------------------- scales
 
-// The exponent of a code in fifths of an octave, from a table that is walked up step by step.
-const std::array<int, 254>& Exponents() {
-  static const std::array<int, 254> table = [] {
-    std::array<int, 254> q{};
-    q[1] = -440;
-    for (size_t c = 2; c < q.size(); ++c) {
-      q[c] = q[c - 1] + (c <= 5 ? 40 : c <= 31 ? 5 : c <= 231 ? 1 : c <= 247 ? 5 : 85);
-    }
-    return q;
-  }();
-  return table;
-}
+// The exponent of a code in fifths of an octave: code 1141 stands for 2^128.
+int ExponentOf(int code) { return 5 * 128 - (1141 - code); }
 
 double ScaleOf(int code) {
   static constexpr uint32_t kMantissa[5] = {0x3f800000, 0x3f93088c, 0x3fa8e5a3, 0x3fc20300,
                                             0x3fdedc67};
-  const int q = Exponents()[static_cast<size_t>(code)];
+  const int q = ExponentOf(code);
   const int octave = static_cast<int>(std::floor(q / 5.0));
   return double{FloatOf(kMantissa[q - 5 * octave])} * std::pow(2.0, octave);
 }
 
 // By search: the first code whose scale is not below the magnitude.
-uint8_t CodeOf(double magnitude) {
+uint16_t CodeOf(double magnitude) {
   if (!std::isfinite(magnitude)) return kNotFinite;
   if (magnitude == 0) return 0;
   static const std::vector<double> scales = [] {
     std::vector<double> all;
-    for (int c = 1; c <= 253; ++c) all.push_back(ScaleOf(c));
+    for (int c = 1; c < kNotFinite; ++c) all.push_back(ScaleOf(c));
     return all;
   }();
   const auto found = std::lower_bound(scales.begin(), scales.end(), magnitude);
-  return static_cast<uint8_t>(1 + (found - scales.begin()));
+  return static_cast<uint16_t>(1 + (found - scales.begin()));
 }
 
 float Largest(const float* block) {
@@ -72,16 +62,19 @@ float Largest(const float* block) {
   return largest;
 }
 
-using Eight = std::array<uint8_t, 8>;
+using Eight = std::array<uint16_t, 8>;
+
+// Superblocks with such a largest code have the layout of words with more room for distances.
+bool HasThreeBits(int top) { return top > 320 && top < 570; }
 
 // What a superblock's codes become when they share a word.
 Eight Shared(const Eight& codes) {
   const int top = *std::max_element(codes.begin(), codes.end());
   Eight shared;
   for (size_t b = 0; b < 8; ++b) {
-    const int least = std::max(top - 7, 1);
+    const int least = HasThreeBits(top) ? std::max(top - 7, 321) : std::max(top - 3, 1);
     shared[b] =
-        static_cast<uint8_t>(top == 0 || top == kNotFinite ? top : std::max<int>(codes[b], least));
+        static_cast<uint16_t>(top == 0 || top == kNotFinite ? top : std::max<int>(codes[b], least));
   }
   return shared;
 }
@@ -103,13 +96,13 @@ Eight Merged(const Eight& a, const Eight& b) {
   return Shared(larger);
 }
 
-Eight EightAt(const uint8_t* codes) {
+Eight EightAt(const uint16_t* codes) {
   Eight eight;
   std::copy_n(codes, 8, eight.begin());
   return eight;
 }
 
-bool Live(const uint8_t* codes) { return codes[0] != 0 && codes[0] != kNotFinite; }
+bool Live(const uint16_t* codes) { return codes[0] != 0 && codes[0] != kNotFinite; }
 
 // ---------------------------------------------------------------- the plan
 
@@ -281,7 +274,7 @@ int64_t BudgetOf(Kind kind, int n, const HbiOptions& options, size_t superblocks
   return ((n - 1) * (kind == Kind::kReduceScatter ? bits8 - 2 : 2 * bits8 - 3) - coded) * all;
 }
 
-void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
+void PlanWindow(Kind kind, const uint16_t* codes, size_t superblocks, int n,
                 const HbiOptions& options, HbiTrace* trace) {
   if (options.k > 0) {
     for (size_t s = 0; s < superblocks; ++s) {
@@ -465,7 +458,7 @@ void CodesAndPlan(Kind kind, const std::vector<std::vector<float>>& inputs, int 
     const std::vector<float> x = Rotated(input, options);
     trace->codes.resize(x.size() / 32, 0);
     for (size_t s = 0; s < x.size() / 256; ++s) {
-      uint8_t* const codes = &trace->codes[8 * s];
+      uint16_t* const codes = &trace->codes[8 * s];
       const Eight agreed = Merged(EightAt(codes), CodesOf(&x[256 * s], 0));
       std::copy(agreed.begin(), agreed.end(), codes);
     }
@@ -603,27 +596,33 @@ int HbiWidth(int contributions, int k) {
   return pair ? width - 1 : width;
 }
 
-int HbiEnergy(const uint8_t* codes) {
+int HbiEnergy(const uint16_t* codes) {
   const int top = *std::max_element(codes, codes + 8);
   int64_t energy = 0;
   for (size_t b = 0; b < 8; ++b) {
     energy += std::llround(std::pow(2.0, 16 - 2 * (top - codes[b]) / 5.0));
   }
-  int exponent = 2 * Exponents()[static_cast<size_t>(top)];
+  int exponent = 2 * ExponentOf(top);
   for (int j = 1; j < 10; ++j) {
     if (energy < std::llround(std::pow(2.0, 19 - j / 5.0))) --exponent;
   }
   return exponent;
 }
 
-uint32_t HbiWord(const uint8_t* codes) {
-  const uint8_t top = *std::max_element(codes, codes + 8);
-  uint32_t word = top;
-  for (uint32_t b = 0; b < 8; ++b) word += static_cast<uint32_t>(top - codes[b]) << (8 + 3 * b);
+uint32_t HbiWord(const uint16_t* codes) {
+  const int top = *std::max_element(codes, codes + 8);
+  if (top == 0) return 0;
+  if (top == kNotFinite) return 255;
+  uint32_t word = static_cast<uint32_t>(top - 320);
+  if (!HasThreeBits(top)) word = static_cast<uint32_t>(250 + top / 256 + top % 256 * 256);
+  for (int b = 0; b < 8; ++b) {
+    const int place = HasThreeBits(top) ? 8 + 3 * b : 16 + 2 * b;
+    word += static_cast<uint32_t>(top - codes[b]) << place;
+  }
   return word;
 }
 
-std::vector<uint8_t> HbiAgree(const std::vector<std::vector<float>>& inputs) {
+std::vector<uint16_t> HbiAgree(const std::vector<std::vector<float>>& inputs) {
   HbiTrace trace;
   HbiOptions fixed;
   fixed.k = 1;

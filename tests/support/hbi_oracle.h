@@ -29,9 +29,9 @@ struct HbiOptions {
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.
 struct HbiTrace {
-  std::vector<uint8_t> codes;       // agreed, one per 32 elements, padded to whole superblocks
+  std::vector<uint16_t> codes;      // agreed, one per 32 elements, padded to whole superblocks
   std::vector<int> k, k2;           // per superblock
-  std::vector<uint8_t> own;         // all-reduce with a second quantization: the result's own codes
+  std::vector<uint16_t> own;        // all-reduce with a second quantization: the result's own codes
   std::vector<uint32_t> total;      // sum of all ranks' codes per element, padded
   std::vector<double> window_bits;  // cost of each window's fields over the plan's hops, in bits
   std::vector<double> window_budget;
@@ -60,11 +60,11 @@ std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int
 // Half-bits of a field for the sum of `contributions` codes of k levels.
 int HbiWidth(int contributions, int k);
 // The energy exponent of a live superblock's eight codes.
-int HbiEnergy(const uint8_t* codes);
+int HbiEnergy(const uint16_t* codes);
 // The side word of a superblock's eight codes, which agree with each other.
-uint32_t HbiWord(const uint8_t* codes);
+uint32_t HbiWord(const uint16_t* codes);
 // The agreement of all ranks' elements, one code per 32 elements.
-std::vector<uint8_t> HbiAgree(const std::vector<std::vector<float>>& inputs);
+std::vector<uint16_t> HbiAgree(const std::vector<std::vector<float>>& inputs);
 
 // A choice of levels of the plan: cost in eighths of a bit (`entropy`: 64ths), and from which
 // energy it is taken.

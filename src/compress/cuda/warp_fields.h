@@ -259,13 +259,14 @@ INCCL_HOST_DEVICE uint32_t SideWord(const Warp& warp, const float* x, float scal
     const uint32_t other = warp.Get(top, warp.lane() ^ apart);
     top = top < other ? other : top;
   }
-  const uint32_t most = top - 1 < hbi::kMostBelow ? top - 1 : hbi::kMostBelow;
-  const uint32_t below = top - code < most ? top - code : most;
-  uint32_t word = below << (8 + 3 * (warp.lane() / kLanesPerBlock));
+  const uint32_t least = hbi::LeastCode(top), bare = hbi::WordOfTop(top);
+  const uint32_t below = top - (code < least ? least : code);
+  uint32_t word = bare | hbi::BelowBits(bare, warp.lane() / kLanesPerBlock, below);
   for (uint32_t apart = kLanesPerBlock; apart < kWarp; apart *= 2) {
     word |= warp.Get(word, warp.lane() ^ apart);
   }
-  return hbi::IsLive(top) ? word | top : top;
+  if (top == hbi::kZeroCode) return hbi::kZeroWord;
+  return top == hbi::kPoison ? hbi::kPoisonWord : word;
 }
 
 // The scale code of this lane's block.

@@ -320,7 +320,7 @@ template <class Type, class Warp>
 INCCL_HOST_DEVICE void FoldUncoded(const TileLevels<Warp>& levels, const FoldArgs& args,
                                    uint32_t s) {
   if (args.result_words != nullptr && levels.warp().lane() == 0) {
-    args.result_words[levels.Superblock(s)] = hbi::kZeroCode;
+    args.result_words[levels.Superblock(s)] = hbi::kZeroWord;
   }
   if (args.elements != nullptr) StoreUncoded<Type>(levels, args.elements, s);
 }

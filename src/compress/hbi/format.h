@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The constants and the integer arithmetic of the compressed format, version 2: scale codes,
+// The constants and the integer arithmetic of the compressed format, version 3: scale codes,
 // widths, the hashes for rounding, and what is done to one element. docs/format.md is the
 // authority; all arithmetic here is exact.
 #ifndef INCCL_COMPRESS_HBI_FORMAT_H_
@@ -20,51 +20,39 @@ namespace inccl::hbi {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian streams");
 
-inline constexpr uint32_t kFormatVersion = 2;  // ranks compare it together with the specification
+inline constexpr uint32_t kFormatVersion = 3;  // ranks compare it together with the specification
 inline constexpr uint32_t kBlocks = kSuperblock / kBlock;  // blocks (scale codes) of a superblock
 inline constexpr uint32_t kMaxLevels = 4095;               // the largest K
 inline constexpr uint32_t kFieldLimit = 65536;             // limit of 2 n K
 
 // ---------------------------------------------------------------- scale codes
 // Code c of a block stands for M = kFifthBits[q mod 5] * 2^floor(q / 5), q = FifthOctaves(c):
-// fifths of an octave from 2^-30 to 2^10, octaves from 2^-56 and to 2^26, steps of 8 octaves below
-// (from 2^-88) and of 17 above (to 2^128).
-inline constexpr uint8_t kZeroCode = 0;    // every element is zero
-inline constexpr uint8_t kLastCode = 253;  // M = 2^128; 254 is reserved
-inline constexpr uint8_t kPoison = 255;    // an element is not finite
+// fifths of an octave from 2^-100 to 2^128.
+inline constexpr uint32_t kZeroCode = 0;       // every element is zero
+inline constexpr uint32_t kLastCode = 1141;    // M = 2^128
+inline constexpr uint32_t kPoison = 1142;      // an element is not finite
+inline constexpr uint32_t kTableCodes = 1280;  // more than any code of any word, even of a bad one
+inline constexpr int kFirstFifth = -500;       // of code 1
 inline constexpr std::array<uint32_t, 5> kFifthBits = {0x3f800000, 0x3f93088c, 0x3fa8e5a3,
                                                        0x3fc20300, 0x3fdedc67};
 inline constexpr uint32_t kInfinityBits = 0x7f800000;
 
-constexpr int FifthOctaves(int code) {
-  if (code < 5) return 5 * (8 * code - 96);
-  if (code < 31) return 5 * (code - 61);
-  if (code <= 231) return code - 181;
-  if (code <= 247) return 5 * (code - 221);
-  return 5 * (17 * code - 4173);
-}
+constexpr int FifthOctaves(uint32_t code) { return static_cast<int>(code) - 1 + kFirstFifth; }
 
 // The smallest code whose M is >= the fp32 magnitude with these bits (sign cleared).
-constexpr uint8_t CodeOfMagnitude(uint32_t bits) {
+constexpr uint16_t CodeOfMagnitude(uint32_t bits) {
   if (bits == 0) return kZeroCode;
   if (bits >= kInfinityBits) return kPoison;
   const uint32_t mantissa = bits & 0x7fffff;
-  int octaves = static_cast<int>(bits >> 23) - 127, fifths = 5 * octaves;
+  int fifths = 5 * (static_cast<int>(bits >> 23) - 127);
   // A kernel cannot read an array of the host's, and nvcc makes a trap of it without a word.
   constexpr std::array<uint32_t, 5> kThresholds = kFifthBits;
   for (const uint32_t threshold : kThresholds) fifths += mantissa > (threshold & 0x7fffff);
-  octaves += mantissa != 0 ? 1 : 0;
-  // Five linear pieces; the outer ones round up to their steps. The steps narrow towards the
-  // middle, so the lower three pieces are the largest of three lines, the upper two the smallest.
-  const int lowest = std::max(1, (octaves + 103) >> 3);
-  const int low = octaves + 61, middle = fifths + 181, high = octaves + 221;
-  const int highest = 247 + ((octaves - 10) * 241 >> 12);  // (octaves - 10) / 17
-  const int code = std::max(std::max(lowest, low), middle);
-  return static_cast<uint8_t>(std::min(code, std::min(high, highest)));
+  return static_cast<uint16_t>(fifths <= kFirstFifth ? 1 : fifths - kFirstFifth + 1);
 }
 
 // M of a code in 1..kLastCode, exact.
-double Magnitude(int code);
+double Magnitude(uint32_t code);
 
 // ---------------------------------------------------------------- widths
 inline constexpr uint32_t kMostHalfBits = 32;  // half-bits
@@ -154,9 +142,9 @@ inline float OwnScale(uint32_t k, bool unbiased) {
 // factor: fp32 of 65536 K / M; step: fp32 of M / K; average: fp32 of M / (K n). The steps are at
 // most FLT_MAX. All are 0 for codes without elements to code; the steps of kPoison are NaN.
 struct LevelTable {
-  float factor[256];
-  float step[256];
-  float average[256];
+  float factor[kTableCodes];
+  float step[kTableCodes];
+  float average[kTableCodes];
   // OwnScale(K, ...).
   float own;
 };

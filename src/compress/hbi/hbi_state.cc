@@ -282,7 +282,6 @@ Result<bool> HbiState::Own(const Range& range, const std::byte* x, float* y) {
 }
 
 void HbiState::Finish(CodecStats* stats) {
-  if (planner_ != nullptr && !warned_of_range_) WarnOfRange();
   if (planner_ != nullptr && !warned_of_drops_) WarnOfDrops();
   if (stats == nullptr) return;
   *stats = {};
@@ -293,7 +292,7 @@ void HbiState::Finish(CodecStats* stats) {
                 (call_.count + kBlock - 1) / kBlock, stats);
   }
   const std::span<const Point> points = planner_->points();
-  const auto include = [&](size_t point, uint8_t top) {
+  const auto include = [&](size_t point, uint32_t top) {
     const double bound = ErrorBound(*planner_, points[point], top, call_.type, call_.op);
     stats->error_bound = std::max(stats->error_bound, bound);
   };
@@ -316,22 +315,6 @@ void HbiState::WarnOfDrops() {
       "Later calls with this codec are not reported.",
       call_.rank, call_.nranks, Name(call_.collective), config.Canonical(), summary_.dropped,
       FormatEighths(config.bits8), FormatEighths(least8));
-}
-
-void HbiState::WarnOfRange() {
-  const uint8_t top = *std::max_element(summary_.top.begin(), summary_.top.end());
-  const RangeSide side = SideOf(*planner_, top);
-  if (side == RangeSide::kInside) return;
-  warned_of_range_ = true;
-  const bool above = side == RangeSide::kAbove;
-  Log(LogLevel::kWarn, LogSubsystem::kCodec,
-      "rank {}/{}: {} with codec {}: its largest elements are between {:.2g} and {:.2g} in "
-      "magnitude; {} 2^{} scales are {} octaves apart, so results may be zero or far off, as "
-      "error_bound in the statistics says. Scale the data, or choose another codec. Later calls "
-      "with this codec are not reported.",
-      call_.rank, call_.nranks, Name(call_.collective), planners_->config().Canonical(),
-      top == 1 ? 0.0 : Magnitude(top - 1), Magnitude(top), above ? "above" : "below",
-      above ? 26 : -56, above ? 17 : 8);
 }
 
 // The checks that HbiState makes before it touches a byte, for host and device memory.

@@ -94,7 +94,6 @@ class HbiState final : public CodecState {
   uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
   void Plan(uint32_t segment, uint64_t window);
   // Warns of the first call whose magnitudes lie where scales are many octaves apart.
-  void WarnOfRange();
   // And of the first one with even levels whose budget has left superblocks without any.
   void WarnOfDrops();
 
@@ -120,7 +119,6 @@ class HbiState final : public CodecState {
   }
   std::vector<WordsOfRange> known_;
   PlanSummary summary_;
-  bool warned_of_range_ = false;
   bool warned_of_drops_ = false;
   // State of the current Combine.
   std::vector<Source> sources_;

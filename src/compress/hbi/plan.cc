@@ -18,7 +18,7 @@
 
 namespace inccl::hbi {
 
-double Magnitude(int code) {
+double Magnitude(uint32_t code) {
   const int q = FifthOctaves(code);
   const int octave = (q + 5 * 128) / 5 - 128;  // rounded down
   return std::ldexp(double{std::bit_cast<float>(kFifthBits[q - 5 * octave])}, octave);
@@ -225,28 +225,28 @@ Hull BuildHull(Collective collective, int nranks, const Config& config) {
 
 namespace {
 
-// M by code.
-const std::array<double, 256>& Magnitudes() {
-  static const std::array<double, 256> magnitudes = [] {
-    std::array<double, 256> all{};
-    for (int code = kZeroCode + 1; code <= kLastCode; ++code) {
-      all[static_cast<size_t>(code)] = Magnitude(code);
-    }
-    return all;
-  }();
-  return magnitudes;
-}
-
 void FillTable(uint32_t k, int nranks, bool unbiased, LevelTable* table) {
   *table = {};
-  const std::array<double, 256>& magnitudes = Magnitudes();
   if (k > 0) {
+    constexpr uint32_t kFifths = kFifthBits.size();
+    constexpr uint32_t kOne = 1 - kFirstFifth;  // the code of 2^0
     const double levels = k, summed = levels * nranks;
-    for (size_t code = kZeroCode + 1; code <= kLastCode; ++code) {
-      const double magnitude = magnitudes[code];
-      table->factor[code] = static_cast<float>(k * 65536.0 / magnitude);
-      table->step[code] = static_cast<float>(std::min(magnitude / levels, double{FLT_MAX}));
-      table->average[code] = static_cast<float>(std::min(magnitude / summed, double{FLT_MAX}));
+    // The quotients of an octave; those of the others differ by a power of two, exactly.
+    std::array<double, kFifths> factors, steps, averages;
+    for (uint32_t i = 0; i < kFifths; ++i) {
+      const double magnitude = Magnitude(kOne + i);
+      factors[i] = k * 65536.0 / magnitude;
+      steps[i] = magnitude / levels;
+      averages[i] = magnitude / summed;
+    }
+    const auto most = [](double step) { return std::min(step, double{FLT_MAX}); };
+    double octave = Magnitude(1), inverse = 1 / octave;
+    for (uint32_t code = 1; code <= kLastCode; code += kFifths, octave *= 2, inverse /= 2) {
+      for (uint32_t i = 0; i < kFifths && code + i <= kLastCode; ++i) {
+        table->factor[code + i] = static_cast<float>(factors[i] * inverse);
+        table->step[code + i] = static_cast<float>(most(steps[i] * octave));
+        table->average[code + i] = static_cast<float>(most(averages[i] * octave));
+      }
     }
   }
   table->step[kPoison] = table->average[kPoison] = std::numeric_limits<float>::quiet_NaN();
@@ -260,7 +260,7 @@ constexpr std::array<uint32_t, 8> kEnergies = {65536, 49667, 37641, 28526,
 constexpr std::array<uint32_t, 9> kSteps = {456419, 397336, 345901, 301124, 262144,
                                             228210, 198668, 172951, 150562};
 
-// The energies of two blocks, by their six bits of a side word.
+// The energies of two blocks, by their six bits of a middle word.
 constexpr std::array<uint32_t, 64> kPairEnergies = [] {
   std::array<uint32_t, 64> pairs{};
   for (uint32_t i = 0; i < 64; ++i) pairs[i] = kEnergies[i % 8] + kEnergies[i / 8];
@@ -297,10 +297,14 @@ constexpr uint64_t kLeastExponents = 512;
 
 int EnergyExponent(uint32_t word) {
   uint32_t energy = 0;
-  for (uint32_t below = word >> 8, pair = 0; pair < kBlocks / 2; ++pair, below >>= 6) {
-    energy += kPairEnergies[below & 63];
+  if (IsMiddle(word)) {
+    for (uint32_t below = word >> 8, pair = 0; pair < kBlocks / 2; ++pair, below >>= 6) {
+      energy += kPairEnergies[below & 63];
+    }
+  } else {
+    for (uint32_t b = 0; b < kBlocks; ++b) energy += kEnergies[BelowOf(word, b)];
   }
-  return 2 * FifthOctaves(static_cast<int>(TopOf(word))) - kStepsAbove(energy);
+  return 2 * FifthOctaves(TopOf(word)) - kStepsAbove(energy);
 }
 
 const LevelTable* Planner::TableOf(uint32_t k) {
@@ -437,11 +441,11 @@ void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary*
     Count(points.size(), &energies);
     return Spend(words, rule, energies, points, summary);
   }
-  uint8_t& top = summary->top[kDead + 1];
+  uint16_t& top = summary->top[kDead + 1];
   for (size_t s = 0; s < points.size(); ++s) {
     const uint32_t word = LoadWord(words, s);
     points[s] = IsLive(word) ? kDead + 1 : kDead;
-    if (IsLive(word)) top = std::max(top, static_cast<uint8_t>(TopOf(word)));
+    if (IsLive(word)) top = std::max(top, static_cast<uint16_t>(TopOf(word)));
   }
 }
 
@@ -450,7 +454,7 @@ void Planner::Read(const uint8_t* words, size_t superblocks, Team* team, Energie
   team->Run(parts, [&](uint32_t i) noexcept {
     for (size_t s = superblocks * i / parts, end = superblocks * (i + 1) / parts; s < end; ++s) {
       const uint32_t word = LoadWord(words, s);
-      const bool live = IsLive(word) && TopOf(word) <= kLastCode;
+      const bool live = IsLive(word) && 0 < TopOf(word) && TopOf(word) <= kLastCode;
       energies->exponents[s] =
           live ? static_cast<uint16_t>(EnergyExponent(word) - kFirstExponent) : Energies::kNotLive;
     }
@@ -540,7 +544,7 @@ void Planner::Spend(const uint8_t* words, const Rule& rule, const Energies& ener
   const uint8_t* const by_exponent = rule.by_distance.data() + rule.Distance(0, delta);
   const Rule::Step* const steps = rule.steps.data();
   std::array<uint32_t, 256> superblocks{};  // by point
-  std::array<uint8_t, 256> top{};
+  std::array<uint16_t, 256> top{};
   for (size_t s = 0; s < points.size(); ++s) {
     const uint16_t exponent = energies.exponents[s];
     points[s] = kDead;
@@ -556,7 +560,7 @@ void Planner::Spend(const uint8_t* words, const Rule& rule, const Energies& ener
     const uint8_t point = steps[step].point;
     points[s] = point;
     ++superblocks[point];
-    top[point] = std::max(top[point], static_cast<uint8_t>(TopOf(LoadWord(words, s))));
+    top[point] = std::max(top[point], static_cast<uint16_t>(TopOf(LoadWord(words, s))));
   }
   for (size_t p = kDead + 1; p < points_.size(); ++p) {
     if (superblocks[p] == 0) continue;
@@ -638,7 +642,7 @@ PartialSum BoundOfSum(const Planner& planner, const Point& point, double magnitu
 double ScaleAbove(double magnitude) {
   if (!(magnitude <= std::numeric_limits<float>::max())) return kInfinity;
   const float above = std::nextafter(static_cast<float>(magnitude), HUGE_VALF);
-  const uint8_t code = CodeOfMagnitude(std::bit_cast<uint32_t>(above));
+  const uint32_t code = CodeOfMagnitude(std::bit_cast<uint32_t>(above));
   return code == kPoison ? kInfinity : Magnitude(code);
 }
 
@@ -664,7 +668,7 @@ TypeRounding RoundingOf(DataType type) {
 
 }  // namespace
 
-double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
+double ErrorBound(const Planner& planner, const Point& point, uint32_t top, DataType type,
                   ReduceOp op) {
   if (top == kPoison) return kInfinity;
   const double n = planner.contributions();
@@ -695,15 +699,6 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
   const double largest = (sum_limit + error) / divisor;
   if (largest >= rounding.limit) return kInfinity;
   return error / divisor + largest * rounding.relative + rounding.absolute;
-}
-
-RangeSide SideOf(const Planner& planner, uint8_t top) {
-  // Of the pieces of the scale whose steps are octaves, the codes of the smallest and largest M.
-  constexpr uint8_t kFirst = 5, kLast = 247;
-  if (top == kZeroCode) return RangeSide::kInside;
-  const double summed = planner.requantizes() ? planner.contributions() : 1;
-  if (top > kLast || summed * Magnitude(top) > Magnitude(kLast)) return RangeSide::kAbove;
-  return top <= kFirst ? RangeSide::kBelow : RangeSide::kInside;
 }
 
 double RelativeErrorBound(const Planner& planner, const Point& point) {

@@ -73,8 +73,8 @@ uint32_t LeastBits8(Collective collective, int nranks, const Config& config);
 
 // The decisions of a call's plans, for its statistics.
 struct PlanSummary {
-  std::array<uint8_t, 256> top{};  // by point: the largest code of its superblocks
-  uint64_t dropped = 0;            // live superblocks without levels
+  std::array<uint16_t, 256> top{};  // by point: the largest code of its superblocks
+  uint64_t dropped = 0;             // live superblocks without levels
 };
 
 // Fifths of an octave of the mean of M^2 over the blocks of a live superblock, rounded down.
@@ -116,7 +116,7 @@ class Planner {
             Team* team = Team::Alone()) const;
 
  private:
-  static constexpr int kFirstExponent = 2 * -440 - 9, kLastExponent = 2 * 640;
+  static constexpr int kFirstExponent = 2 * kFirstFifth - 9, kLastExponent = 2 * 640;
   static constexpr int kExponents = kLastExponent - kFirstExponent + 1;
   // By energy, delta is in [-kMaxDelta, kMaxDelta].
   static constexpr int kMaxDelta = 1400;
@@ -201,18 +201,13 @@ class Planner {
 // is at most `top`, or that are all zero or poisoned: the distance from the exact sum (or average)
 // of the ranks' elements, in an all-gather from the sender's element. Infinite if the result may
 // leave the range of fp32 or of the type, or is NaN.
-double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
+double ErrorBound(const Planner& planner, const Point& point, uint32_t top, DataType type,
                   ReduceOp op);
 
 // Of the result in fp32, over the contributions of a sum times the largest magnitude of the
 // superblock over the ranks (in an all-gather of the sender alone); for superblocks whose largest
-// magnitude is within the fine steps of the scales, 2^-30 to 2^10 (with rht to 2^6, for it grows).
+// magnitude is within the steps of the scales, from 2^-100 on.
 double RelativeErrorBound(const Planner& planner, const Point& point);
-
-// Where a call's magnitudes lie whose largest agreed code is `top`. Inside, scales are an octave
-// apart or less; above, where sums count too, 17 octaves, and below 8.
-enum class RangeSide : uint8_t { kInside, kAbove, kBelow };
-RangeSide SideOf(const Planner& planner, uint8_t top);
 
 }  // namespace inccl::hbi
 

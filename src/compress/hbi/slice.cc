@@ -156,7 +156,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
     const uint32_t width = Width(contributions, point.k);
     uint8_t* own_words = result_words != nullptr ? result_words + size_t{s} * kWordBytes : nullptr;
     if (point.k == 0) {
-      if (own_words != nullptr) StoreWord(kZeroCode, own_words, 0);
+      if (own_words != nullptr) StoreWord(kZeroWord, own_words, 0);
       if (outputs.elements != nullptr) walker.PutUncoded(s, outputs.elements);
       continue;
     }
@@ -286,7 +286,7 @@ class Finish {
 
   bool wanted() const { return result_.words != nullptr || elements_ != nullptr; }
   void Uncoded(Walker* walker, uint32_t s) {
-    if (result_.words != nullptr) StoreWord(kZeroCode, result_.words, s);
+    if (result_.words != nullptr) StoreWord(kZeroWord, result_.words, s);
     if (elements_ != nullptr) walker->PutUncoded(s, elements_);
   }
   void Put(Walker* walker, uint32_t s, const Point& point, float* y) {
@@ -388,7 +388,7 @@ void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceO
     const Point& point = walker.PointOf(s);
     uint8_t* word = sum.words == nullptr ? nullptr : sum.words + size_t{s} * kWordBytes;
     if (point.k == 0) {
-      if (word != nullptr) StoreWord(kZeroCode, word, 0);
+      if (word != nullptr) StoreWord(kZeroWord, word, 0);
       finish.Uncoded(&walker, s);
       continue;
     }

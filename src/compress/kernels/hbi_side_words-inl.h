@@ -171,32 +171,26 @@ HWY_INLINE V32 ExponentAndFifths(V32 bits) {
 }
 #endif
 
-// For magnitudes' bits: the exponent of the power of two at or above each, plus 127; 0 for zero and
-// kNoOctave for NaN and infinity; and of the fifth of an octave at or above each, plus 5 * 127.
-inline constexpr int32_t kNoOctave = 1000;
-HWY_INLINE void ExponentsOf(V32 bits, VI32* octaves, VI32* fifths) {
-  const V32 octave = hn::ShiftRight<23>(hn::Add(bits, hn::Set(D32(), 0x7fffffu)));
+// For magnitudes' bits: the exponent of the fifth of an octave at or above each, plus 5 * 127; 0
+// for zero, at least 1 for others, and kNotFinite for NaN and infinity.
+inline constexpr int16_t kMostFifths = 5 * 255, kNotFinite = 2 * kMostFifths;
+HWY_INLINE VI32 FifthsOf(V32 bits) {
   const auto infinite = hn::Gt(hn::BitCast(DI32(), bits),
                                hn::Set(DI32(), static_cast<int32_t>(hbi::kInfinityBits) - 1));
-  *octaves = hn::IfThenElse(infinite, hn::Set(DI32(), kNoOctave), hn::BitCast(DI32(), octave));
   const V32 four = hn::ShiftLeft<2>(hn::ShiftRight<23>(bits));
-  *fifths = hn::BitCast(DI32(), hn::Add(four, ExponentAndFifths(bits)));
+  const VI32 fifths = hn::BitCast(DI32(), hn::Add(four, ExponentAndFifths(bits)));
+  return hn::IfThenElse(infinite, hn::Set(DI32(), kNotFinite), fifths);
 }
 
-// CodeOfMagnitude of each lane; above kPoison for kNoOctave.
-HWY_INLINE VI16 CodesOfExponents(VI16 octaves, VI16 fifths) {
-  const auto plus = [](VI16 v, int value) HWY_ATTR {
-    return hn::Add(v, hn::Set(DI16(), static_cast<int16_t>(value)));
-  };
-  const VI16 lowest = hn::Max(hn::Min(octaves, hn::Set(DI16(), int16_t{1})),
-                              hn::ShiftRight<3>(plus(octaves, 103 - 127)));
-  const VI16 low = plus(octaves, 61 - 127);
-  const VI16 middle = plus(fifths, 181 - 5 * 127);
-  const VI16 high = plus(octaves, 221 - 127);
-  const VI16 seventeenths =
-      hn::MulHigh(plus(octaves, -10 - 127), hn::Set(DI16(), int16_t{241 << 4}));
-  const VI16 highest = plus(seventeenths, 247);
-  return hn::Min(hn::Max(hn::Max(lowest, low), middle), hn::Min(high, highest));
+// How far the codes of magnitudes are above hbi::kBeforeMiddle: at least 1 but for zero, at most
+// kMiddleBytes + 1 but for those that are not finite, which have at least kPoisonWord.
+HWY_INLINE VI16 AboveMiddle(VI16 fifths) {
+  constexpr int kLess = 5 * 127 + hbi::FifthOctaves(hbi::kBeforeMiddle);
+  const VI16 above = hn::Sub(fifths, hn::Set(DI16(), int16_t{kLess}));
+  const VI16 limited = hn::Min(above, hn::Set(DI16(), int16_t{hbi::kMiddleBytes + 1}));
+  const auto infinite = hn::Gt(fifths, hn::Set(DI16(), kMostFifths));
+  return hn::IfThenElse(infinite, fifths,
+                        hn::Max(limited, hn::Min(fifths, hn::Set(DI16(), int16_t{1}))));
 }
 
 // The bytes nearest to the lanes of a and b, their 128-bit parts interleaved.
@@ -211,14 +205,12 @@ HWY_INLINE V8 BytesOf(VI16 a, VI16 b) {
 #endif
 }
 
-// The codes of four vectors of magnitudes' bits, in order.
-HWY_INLINE V8 CodesOfMagnitudes(const V32* bits) {
+// AboveMiddle of four vectors of magnitudes' bits in bytes, in order; poison is kPoisonWord.
+HWY_INLINE V8 BytesOfMagnitudes(const V32* bits) {
   VI16 codes[2];
   for (size_t i = 0; i < 2; ++i) {
-    VI32 octaves[2], fifths[2];
-    for (size_t j = 0; j < 2; ++j) ExponentsOf(bits[2 * i + j], &octaves[j], &fifths[j]);
-    codes[i] = CodesOfExponents(hn::ReorderDemote2To(DI16(), octaves[0], octaves[1]),
-                                hn::ReorderDemote2To(DI16(), fifths[0], fifths[1]));
+    codes[i] =
+        AboveMiddle(hn::ReorderDemote2To(DI16(), FifthsOf(bits[2 * i]), FifthsOf(bits[2 * i + 1])));
   }
   const V8 bytes = BytesOf(codes[0], codes[1]);
   if constexpr (kLanes32 == 4) {
@@ -242,12 +234,13 @@ HWY_INLINE V8 Rotated(V8 v) {
   return hn::BitCast(D8(), hn::Or(hn::ShiftRight<kBits>(lanes), hn::ShiftLeft<64 - kBits>(lanes)));
 }
 
-// The words of the lanes' codes, in the lower halves.
+// The middle words of the lanes' codes, counted from hbi::kBeforeMiddle, in the lower halves. Zero
+// and poison have their bytes.
 HWY_INLINE V64 WordsOf(V8 codes) {
   V8 top = hn::Max(codes, Rotated<32>(codes));
   top = hn::Max(top, Rotated<16>(top));
   top = hn::Max(top, Rotated<8>(top));
-  const V8 poison = hn::Set(D8(), hbi::kPoison);
+  const V8 poison = hn::Set(D8(), uint8_t{hbi::kPoisonWord});
   const V8 least = hn::Max(hn::SaturatedSub(top, hn::Set(D8(), uint8_t{hbi::kMostBelow})),
                            hn::Min(top, hn::Set(D8(), uint8_t{1})));
   codes = hn::IfThenElse(hn::Eq(top, poison), poison, hn::Max(codes, least));
@@ -259,7 +252,7 @@ HWY_INLINE V64 WordsOf(V8 codes) {
   return hn::Or(below, hn::And(hn::BitCast(D64(), top), hn::Set(D64(), 0xFFu)));
 }
 
-// The codes of the words in the lanes' lower halves.
+// The codes of the words in the lanes' lower halves, as WordsOf takes them. Outer words have none.
 HWY_INLINE V8 CodesOf(V64 words) {
   HWY_ALIGN static constexpr uint8_t kTops[16] = {0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8};
   const V8 top = hn::TableLookupBytes(hn::BitCast(D8(), words), hn::LoadDup128(D8(), kTops));
@@ -284,6 +277,36 @@ HWY_INLINE void StoreWords(V64 words, size_t count, uint8_t* to) {
   std::memcpy(to, first, count * hbi::kWordBytes);
 }
 
+// True if one of these words may have to be an outer one: a middle word whose top is the smallest,
+// which smaller ones became, or beyond the largest.
+HWY_INLINE bool MayBeOuter(V64 words) {
+  const V64 tops = hn::And(words, hn::Set(D64(), 0xFFu));
+  const auto least = hn::Eq(tops, hn::Set(D64(), 1u));
+  const auto beyond = hn::Eq(tops, hn::Set(D64(), hbi::kMiddleBytes + 1u));
+  return !hn::AllFalse(D64(), hn::Or(least, beyond));
+}
+
+// WordsOfMagnitudes, one by one.
+HWY_MAYBE_UNUSED static HWY_NOINLINE V64 WordsOneByOne(const V32* bits) {
+  HWY_ALIGN uint32_t magnitudes[kLanes64 * hbi::kBlocks];
+  HWY_ALIGN uint64_t words[kLanes64];
+  for (size_t i = 0; i < 4; ++i) hn::Store(bits[i], D32(), magnitudes + i * kLanes32);
+  for (size_t s = 0; s < kLanes64; ++s) {
+    uint16_t codes[hbi::kBlocks];
+    for (size_t b = 0; b < hbi::kBlocks; ++b) {
+      codes[b] = hbi::CodeOfMagnitude(magnitudes[s * hbi::kBlocks + b]);
+    }
+    words[s] = hbi::WordOf(codes);
+  }
+  return hn::Load(D64(), words);
+}
+
+// The words of kLanes64 superblocks whose blocks have these bits of magnitudes, in order.
+HWY_INLINE V64 WordsOfMagnitudes(const V32* bits) {
+  const V64 words = WordsOf(BytesOfMagnitudes(bits));
+  return HWY_UNLIKELY(MayBeOuter(words)) ? WordsOneByOne(bits) : words;
+}
+
 // The words of kLanes64 superblocks or, if not kAll, of the first `count`, followed by repetitions.
 // of_block(b): what LargestOfBlock returns of block b; widen(bits): the bits of fp32.
 template <bool kAll, class OfBlock, class Widen>
@@ -302,7 +325,7 @@ HWY_INLINE V64 WordsOfBlocks(OfBlock of_block, Widen widen, size_t count, float 
     const auto scaled = hn::Mul(hn::BitCast(DF(), most), hn::Set(DF(), scale));
     bits[i] = hn::And(hn::BitCast(D32(), scaled), hn::Set(D32(), 0x7fffffffu));
   }
-  return WordsOf(CodesOfMagnitudes(bits));
+  return WordsOfMagnitudes(bits);
 }
 
 // As fp32.
@@ -336,14 +359,18 @@ HWY_INLINE void SideWordsOfNarrow(const uint16_t* x, size_t superblocks, uint8_t
   SideWordsOf(x, superblocks, 1.0f, largest, widen, words);
 }
 
-// Stores the codes of a superblock's blocks, below 256 for any word, as hbi::CodeOf.
+// Stores the codes of a superblock's blocks, as hbi::CodeOf.
 HWY_INLINE void CodesOfWord(uint32_t word, uint32_t* codes) {
+  if (HWY_UNLIKELY(!hbi::IsMiddle(word))) {
+    for (uint32_t b = 0; b < hbi::kBlocks; ++b) codes[b] = hbi::CodeOf(word, b);
+    return;
+  }
   const hn::CappedTag<uint32_t, hbi::kBlocks> d;
   HWY_ALIGN static constexpr uint32_t kShifts[hbi::kBlocks] = {8, 11, 14, 17, 20, 23, 26, 29};
-  const auto words = hn::Set(d, word), byte = hn::Set(d, 0xffu);
+  const auto words = hn::Set(d, word), top = hn::Set(d, hbi::kBeforeMiddle + (word & 0xff));
   for (size_t i = 0; i < hbi::kBlocks; i += hn::MaxLanes(d)) {
     const auto below = hn::And(hn::Shr(words, hn::Load(d, kShifts + i)), hn::Set(d, 7u));
-    hn::Store(hn::And(hn::Sub(words, below), byte), d, codes + i);
+    hn::Store(hn::Sub(top, below), d, codes + i);
   }
 }
 
@@ -372,6 +399,14 @@ HWY_INLINE void SideWordsOfSums(const hbi::RequantizeArgs& args, const uint16_t*
   }
 }
 
+// True if one of these words is an outer one.
+HWY_INLINE bool AreOuter(V64 words) {
+  const hn::RebindToSigned<D64> d;
+  const auto bytes = hn::BitCast(d, hn::And(words, hn::Set(D64(), 0xFFu)));
+  return !hn::AllFalse(d, hn::And(hn::Gt(bytes, hn::Set(d, int64_t{hbi::kMiddleBytes})),
+                                  hn::Lt(bytes, hn::Set(d, int64_t{hbi::kPoisonWord}))));
+}
+
 HWY_INLINE void MergeWords(const uint8_t* from, size_t superblocks, uint8_t* words) {
   const hn::Rebind<uint32_t, D64> d32;
   for (size_t s = 0; s < superblocks; s += kLanes64) {
@@ -379,9 +414,11 @@ HWY_INLINE void MergeWords(const uint8_t* from, size_t superblocks, uint8_t* wor
     HWY_ALIGN uint32_t a[kLanes64] = {}, b[kLanes64] = {};
     std::memcpy(a, words + s * hbi::kWordBytes, run * hbi::kWordBytes);
     std::memcpy(b, from + s * hbi::kWordBytes, run * hbi::kWordBytes);
-    const V8 codes = hn::Max(CodesOf(hn::PromoteTo(D64(), hn::Load(d32, a))),
-                             CodesOf(hn::PromoteTo(D64(), hn::Load(d32, b))));
-    StoreWords(WordsOf(codes), run, words + s * hbi::kWordBytes);
+    const V64 mine = hn::PromoteTo(D64(), hn::Load(d32, a));
+    const V64 theirs = hn::PromoteTo(D64(), hn::Load(d32, b));
+    StoreWords(WordsOf(hn::Max(CodesOf(mine), CodesOf(theirs))), run, words + s * hbi::kWordBytes);
+    if (HWY_LIKELY(!AreOuter(mine) && !AreOuter(theirs))) continue;
+    for (size_t i = 0; i < run; ++i) hbi::StoreWord(hbi::Merged(a[i], b[i]), words, s + i);
   }
 }
 

@@ -141,7 +141,7 @@ void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
                         hn::Set(D32(), 0x7fffffffu));
     }
     uint8_t* const words = fold->words + size_t{first} * hbi::kWordBytes;
-    StoreWords(WordsOf(CodesOfMagnitudes(bits)), count, words);
+    StoreWords(WordsOfMagnitudes(bits), count, words);
     for (uint32_t i = 0; i < count; ++i) {
       PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), in_bytes[i],
                        sums + i * kSuperblock, fold);

@@ -24,8 +24,8 @@ namespace {
 
 void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
   for (size_t s = 0; s < superblocks; ++s) {
-    uint8_t codes[kBlocks];
-    for (uint8_t& code : codes) {
+    uint16_t codes[kBlocks];
+    for (uint16_t& code : codes) {
       uint32_t largest = 0;
       for (uint32_t j = 0; j < kBlock; ++j) {
         largest = std::max(largest, std::bit_cast<uint32_t>(*x++) & 0x7fffffff);
