@@ -605,8 +605,10 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
  * - levels=even|energy: about as many levels for all superblocks of 256 elements, or more for those
  *   with much energy, which makes the squared error of all small
- * - code=fixed|entropy: entropy: contributions and results travel in a prefix code; with it bits is
- *   what usual data take, and ccl_codec_bound tells the most (needs ref=direct, ag=requant, no m)
+ * - code=auto|fixed|entropy: how contributions and results travel. auto: in packed fields, or over
+ *   slow links in a prefix code, which changes no result; fixed: in packed fields. entropy: in the
+ *   code, with levels to match: bits is what usual data take, and ccl_codec_bound tells the most
+ *   (needs ref=direct, ag=requant, no m)
  * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
  * - m=M: groups of M neighbouring ranks, 2 or more; sums inside a group are exact, and groups
  *   exchange them re-quantized; over direct only, for all-reduce only

@@ -54,6 +54,7 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       lanes_(transport_, hosts_),
       plans_({.slots = slots_, .hosts = hosts_, .filtered = nranks_ > 1}, options, &lanes_),
       own_plans_({.slots = slots_, .hosts = hosts_}, options, &lanes_),
+      own_processor_(ends.wait.spins > 0),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
                          transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
@@ -227,6 +228,7 @@ Status CollectiveRunner::Execute(const Call& call, Plans* plans, Plan* plan, Eng
       non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
   state->set_non_temporal(engine == nullptr && TakesNonTemporalOutput(call), way.non_temporal);
   state->set_team(&team_);
+  state->set_shortens(plan->choice.shortens && own_processor_ && engine == nullptr);
   Status status = state->Begin(ArgsOf(call));
   if (!status.ok()) return status;
   const Result<Engine*> for_host = engine == nullptr ? engines_->ForHost() : engine;

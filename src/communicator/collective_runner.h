@@ -215,6 +215,7 @@ class CollectiveRunner {
   std::shared_ptr<Residual> fused_residual_;
   std::array<StorePolicy, kCollectiveKinds> slot_stores_;
   StorePolicy send_recv_stores_;
+  const bool own_processor_;  // all ranks of this host have one
   ZeroCopy zero_copy_;
   const bool all_read_in_place_;  // all other ranks read this rank's slots in place
   uint64_t sequence_ = 0;

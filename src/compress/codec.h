@@ -99,6 +99,9 @@ class CodecState {
   // The threads among which the next calls may share the work of a Combine. They change no result.
   // The team outlives its use.
   void set_team(Team* team) { team_ = team; }
+  // Whether the next calls may spend time on payloads that are shorter than they need be. This
+  // changes no result, and ranks need not agree.
+  void set_shortens(bool shortens) { shortens_ = shortens; }
   // For the call that has begun: feedback for its totals, where one rank alone encodes each of
   // them. A codec whose ranks agree on what a total becomes ignores it.
   void set_total_feedback(TotalFeedback* feedback) { total_feedback_ = feedback; }
@@ -141,10 +144,12 @@ class CodecState {
   bool non_temporal_output() const { return non_temporal_output_; }
   bool non_temporal_payloads() const { return non_temporal_payloads_; }
   Team* team() const { return team_; }
+  bool shortens() const { return shortens_; }
   TotalFeedback* total_feedback() const { return total_feedback_; }
 
  private:
   Team* team_ = Team::Alone();
+  bool shortens_ = false;
   TotalFeedback* total_feedback_ = nullptr;
   bool non_temporal_output_ = false, non_temporal_payloads_ = false;
 };
@@ -220,6 +225,8 @@ class Codec {
     Bound(collective, nranks, &bits, &error);
     return bits;
   }
+  // How many of these bits a state saves that shortens payloads (CodecState::set_shortens).
+  virtual double ShorterBits() const { return 0; }
   // Results are so far off, always in the same direction, that training needs a residual.
   virtual bool needs_residual() const { return false; }
   virtual std::unique_ptr<CodecState> NewState() const = 0;

@@ -58,11 +58,13 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   FAULT_RANK(rank);
   FAULT_POINT("init.begin");
   if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
+  const Time began = SystemClock().Now();
+  Time met = began;
   JoinOptions join_options;
   join_options.rank = rank;
   join_options.nranks = nranks;
   join_options.timeout_ms = options.init_timeout_ms;
-  join_options.deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
+  join_options.deadline = began + options.init_timeout_ms * kMillisecond;
   join_options.agreement = options.agreement;
   join_options.secret_file = options.environment.secret_file;
   join_options.host_id = options.environment.hostid;
@@ -78,6 +80,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   Result<std::unique_ptr<Transport>> end = InternalError("no transport");
   ConnectLimits limits = {.deadline = join_options.deadline, .timeout_ms = options.init_timeout_ms};
   join_options.begin = [&](const Mesh& mesh) -> Result<JoinOptions::Alongside> {
+    met = SystemClock().Now();
     std::vector<uint64_t> identities;
     for (const Peer& peer : mesh.peers) identities.push_back(peer.info.host_id);
     hosts = HostMap(identities);
@@ -140,6 +143,11 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   }
   Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),
       name, options.agreement);
+  constexpr auto kMs = static_cast<double>(kMillisecond);
+  Log(LogLevel::kInfo, LogSubsystem::kInit,
+      "{}: all ranks met after {:.1f} ms, joined after {:.1f}", communicator->rank_name(),
+      static_cast<double>(met - began) / kMs,
+      static_cast<double>(SystemClock().Now() - began) / kMs);
   if (const uint64_t under_way = UnderWay(comm.tuner_table.costs(), &hosts); under_way > 0) {
     constexpr double kNsPerMs = 1e6;
     const auto latency_ns = static_cast<double>(comm.tuner_table.costs().network_latency_ns);

@@ -105,7 +105,8 @@ WireBits WireBitsOf(const Codec& codec, Collective collective, int nranks) {
   const auto side_phases = static_cast<uint32_t>(codec.side_phases().size());
   return {.data = static_cast<uint32_t>(std::lround(bits * WireBits::kUnit)),
           .side = (codec.SideBytes(kWindow) + kElementsPerUnit - 1) / kElementsPerUnit,
-          .side_phases = side_phases};
+          .side_phases = side_phases,
+          .shorter = static_cast<uint32_t>(std::lround(codec.ShorterBits() * WireBits::kUnit))};
 }
 
 CostEstimate EstimateCost(const TunerCall& call, Algorithm algorithm,
@@ -131,6 +132,55 @@ CostEstimate EstimateCost(const TunerCall& call, Algorithm algorithm,
   }
   estimate.ns += side;
   return estimate;
+}
+
+namespace {
+
+// Of the elements that pass the links, those of single contributions and of results: `of` of `all`.
+struct Share {
+  uint64_t of = 0, all = 1;
+};
+
+Share Shortened(Collective collective, Algorithm algorithm, uint64_t nranks) {
+  const uint64_t hops = nranks - 1;
+  if (algorithm == Algorithm::kOneShot || algorithm == Algorithm::kTwoShot) return {1, 1};
+  if (algorithm != Algorithm::kRing) return {};
+  if (collective == Collective::kAllGather) return {1, 1};
+  if (collective == Collective::kReduceScatter) return {1, hops};
+  return {1 + hops, 2 * hops};
+}
+
+}  // namespace
+
+bool ShorteningPays(const TunerCall& call, Algorithm algorithm, const CostConstants& constants) {
+  const Share share = Shortened(call.collective, algorithm, static_cast<uint64_t>(call.nranks));
+  if (share.of == 0 || !call.compressed || call.wire.shorter == 0) return false;
+  const uint64_t count = std::min<uint64_t>(call.count, kMostElements);
+  const CostShape shape = ShapeOf(call.collective, algorithm, call.root, count, *call.hosts);
+  const uint64_t site_byte_ps =
+      constants.site_byte_ps == 0 ? constants.network_byte_ps : constants.site_byte_ps;
+  const auto link_ns = [&](uint64_t units) {
+    return std::max(Nanoseconds(Bytes(shape.link_elements, units), constants.network_byte_ps),
+                    Nanoseconds(Bytes(shape.site_elements, units), site_byte_ps));
+  };
+  const uint64_t work = Nanoseconds(shape.encoded_elements, constants.encode_element_ps) +
+                        Nanoseconds(shape.decoded_elements, constants.decode_element_ps) +
+                        Nanoseconds(shape.hop_sums, constants.hop_element_ps) +
+                        Nanoseconds(shape.folded_elements, constants.fold_element_ps);
+  // A rank shortens what it sends, which in an all-reduce is one part less than it encodes, and
+  // reads what others send.
+  const uint64_t shortened =
+      call.collective == Collective::kAllReduce ? count : shape.encoded_elements;
+  const uint64_t read = shape.decoded_elements + shape.hop_sums + shape.folded_elements;
+  const uint64_t extra = Nanoseconds(shortened + read, constants.shorten_element_ps);
+  // The first and the last slice of both phases are shortened and read while the link waits.
+  constexpr uint64_t kAlone = 4;
+  const uint64_t slice = call.slots.slice_bytes / SizeOf(call.type);
+  const uint64_t alone = Nanoseconds(kAlone * slice, constants.shorten_element_ps);
+  const uint64_t saved = link_ns(call.wire.shorter) * share.of / share.all;
+  // The transport takes time, too.
+  constexpr uint64_t kOf = 2, kAll = 3;
+  return saved > alone && kAll * (work + extra) <= kOf * (link_ns(call.wire.data) - saved);
 }
 
 // The shapes of the schedules, one function per algorithm. docs/algorithms.md has the formulas;

@@ -25,6 +25,7 @@ struct WireBits {
   uint32_t data = 0;  // of one contribution or result; 0: the element itself
   uint32_t side = 0;  // of the side information of one phase
   uint32_t side_phases = 0;
+  uint32_t shorter = 0;  // by which `data` shrinks where the codec shortens its payloads
 };
 
 // The values of `codec` for calls of `collective`.
@@ -96,6 +97,10 @@ struct CostEstimate {
 // With call.hosts.
 CostEstimate EstimateCost(const TunerCall& call, Algorithm algorithm,
                           const CostConstants& constants);
+
+// Whether ranks that have a processor each end a compressed call earlier if the codec shortens its
+// payloads: there is time for it while the link is busy. With call.hosts.
+bool ShorteningPays(const TunerCall& call, Algorithm algorithm, const CostConstants& constants);
 
 }  // namespace inccl
 

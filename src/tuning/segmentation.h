@@ -41,6 +41,7 @@ struct CostConstants {
   uint64_t decode_element_ps = 150;
   uint64_t hop_element_ps = 300;
   uint64_t fold_element_ps = 50;
+  uint64_t shorten_element_ps = 1'000;
 
   bool operator==(const CostConstants&) const = default;
 };
@@ -86,6 +87,8 @@ inline constexpr CostField kCostFields[] = {
      "an element that the codec adds to a sum on its way"},
     {"fold_element_ps", &CostConstants::fold_element_ps, kMostCostPs,
      "an element of a further contribution that the same operation adds"},
+    {"shorten_element_ps", &CostConstants::shorten_element_ps, kMostCostPs,
+     "an element of a payload that the codec shortens, and again one that it reads"},
 };
 
 struct SlotBudget {

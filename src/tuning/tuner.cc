@@ -513,6 +513,7 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
   if (HostsOf(call) > 1) {
     Choice choice = ByModel(call, set, table.costs());
     if (set.count() == 1) choice.rule = TunerRule::kOnlyOne;
+    choice.shortens = ShorteningPays(call, choice.algorithm, table.costs());
     return choice;
   }
   auto [algorithm, rule] = Preferred(call, set);
@@ -571,6 +572,7 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
     why += "; below the codec's min_bytes sums are taken in rank order";
   }
   if (HostsOf(call) > 1) why += fmt::format("; the ranks are on {} hosts", HostsOf(call));
+  if (choice.shortens) why += "; ranks that have a processor each shorten their payloads";
   return fmt::format("{}: {}", Name(choice.algorithm), why);
 }
 

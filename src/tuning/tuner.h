@@ -126,6 +126,7 @@ struct Choice {
   TunerRule rule = TunerRule::kInOrder;
   // kModel: of the algorithms that were compared; 0: not compared.
   std::array<uint64_t, kAlgorithms> estimates_ns{};
+  bool shortens = false;  // ShorteningPays
 };
 
 // Returns kInvalidArgument if filter, hosts, codec, `reproducible` and slots admit no algorithm. If

@@ -167,7 +167,7 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
                             const char* ref) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,code=fixed,k={},k2={},levels=even,local=codes,m=0,min_bytes={"
+        "hbi:ag={},bits={},checksum=0,code=auto,k={},k2={},levels=even,local=codes,m=0,min_bytes={"
         "},ref={},"
         "rht=0,unbiased=0",
         ag, bits, k, k2, min_bytes, ref);

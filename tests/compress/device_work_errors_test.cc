@@ -60,7 +60,7 @@ class DeviceWorkErrors : public testing::Test {
 };
 
 TEST_F(DeviceWorkErrors, LengthsAndForms) {
-  Make("hbi:k=3,k2=7");
+  Make("hbi:k=3,k2=7,code=fixed");
   Payload sum = Sum(), result = MakeResult();
   for (const int by : {-1, 1, -200}) {
     Payload wrong = sum, wrong_result = result;
@@ -89,7 +89,7 @@ TEST_F(DeviceWorkErrors, LengthsAndForms) {
 }
 
 TEST_F(DeviceWorkErrors, InvalidWords) {
-  Make("hbi:k=3,k2=7");
+  Make("hbi:k=3,k2=7,code=fixed");
   Payload result = MakeResult();
   Payload side = driver().Make(1, range_, {In(1)}, {Form::kSide}, room_.size());
   result[8] = std::byte{254};
@@ -99,7 +99,7 @@ TEST_F(DeviceWorkErrors, InvalidWords) {
 }
 
 TEST_F(DeviceWorkErrors, Checksums) {
-  Make("hbi:bits=6,checksum=1");
+  Make("hbi:bits=6,checksum=1,code=fixed");
   const Payload sum = Sum(), result = MakeResult();
   Payload side = driver().Make(1, range_, {In(1)}, {Form::kSide}, room_.size());
   const auto damaged = [this](Payload payload) {

@@ -347,5 +347,86 @@ TEST(HbiState, OwnWordsMayBeSentAfterTheAgreement) {
   EXPECT_EQ(sums[0], sums[1]) << "own words have taken the place of the agreed ones";
 }
 
+// A hint, which ranks need not agree on: payloads get shorter, results stay as they are.
+TEST(HbiShortened, PayloadsChangeNoResult) {
+  Rng rng(TestSeed());
+  const auto results = [](HbiDriver* driver, Collective collective, const Vectors& inputs) {
+    if (collective == Collective::kAllGather) return AllGatherFloat(driver, 4096, inputs);
+    if (collective == Collective::kReduceScatter) {
+      return ReduceScatterFloat(driver, Way::kTwoShot, 4096, inputs);
+    }
+    return Vectors{RunFloat(driver, Way::kTwoShot, 4096, inputs)};
+  };
+  for (const char* spec :
+       {"hbi", "hbi:bits=2.5", "hbi:bits=4,checksum=1", "hbi:k=1", "hbi:k=1000", "hbi:bits=5,rht=1",
+        "hbi:bits=3,unbiased=1", "hbi:bits=6,levels=energy"}) {
+    for (const Collective collective :
+         {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+      for (const int n : {2, 3, 8}) {
+        SCOPED_TRACE(fmt::format("{} {} of {} ranks", spec, Name(collective), n));
+        const size_t count = 3000 + rng.Below(20000);
+        const size_t segments =
+            collective == Collective::kReduceScatter ? static_cast<size_t>(n) : 1;
+        const Vectors inputs = MakeInputs(n, count * segments, Kind::kGauss, &rng);
+        const auto call = [&] {
+          return HbiDriver(spec, n, DataType::kFloat32, ReduceOp::kSum, count, 7, 3, collective);
+        };
+        HbiDriver plain = call();
+        const Vectors expected = results(&plain, collective, inputs);
+        for (int round = 0; round < 3; ++round) {
+          HbiDriver driver = call();
+          for (int r = 0; r < n; ++r) {
+            driver.state(r).set_shortens(round == 0 || rng.Below(2) == 0);
+          }
+          const Vectors found = results(&driver, collective, inputs);
+          ASSERT_EQ(found.size(), expected.size());
+          for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(SameBytes(found[i], expected[i]));
+          EXPECT_LE(driver.data_bytes(), plain.data_bytes());
+          const auto before = static_cast<double>(plain.data_bytes());
+          if (round == 0) {
+            EXPECT_LT(static_cast<double>(driver.data_bytes()), 0.98 * before);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A form that does not get shorter is packed, and takes no byte more.
+TEST(HbiShortened, WhatDoesNotShrinkIsPacked) {
+  Rng rng(TestSeed());
+  Vectors inputs(3, std::vector<float>(5000));
+  for (std::vector<float>& x : inputs) {  // all codes are as likely
+    for (float& value : x) value = static_cast<float>(2 * rng.Uniform() - 1);
+  }
+  for (const char* spec : {"hbi:k=7,k2=7", "hbi:k=7,k2=7,code=entropy"}) {
+    HbiDriver plain("hbi:k=7,k2=7", 3, DataType::kFloat32, ReduceOp::kSum, 5000);
+    HbiDriver shortened(spec, 3, DataType::kFloat32, ReduceOp::kSum, 5000);
+    for (int r = 0; r < 3; ++r) shortened.state(r).set_shortens(true);
+    EXPECT_TRUE(SameBytes(RunFloat(&plain, Way::kTwoShot, 5000, inputs),
+                          RunFloat(&shortened, Way::kTwoShot, 5000, inputs)));
+    EXPECT_LE(shortened.data_bytes(), plain.data_bytes());
+  }
+}
+
+// Where a specification says so, and where sums travel or groups end.
+TEST(HbiShortened, OthersStayPacked) {
+  Rng rng(TestSeed());
+  const Vectors inputs = MakeInputs(4, 6000, Kind::kGauss, &rng);
+  for (const char* spec : {"hbi:code=fixed", "hbi:ref=ring", "hbi:ag=exact", "hbi:m=2"}) {
+    SCOPED_TRACE(spec);
+    uint64_t bytes[2];
+    for (const bool shortens : {false, true}) {
+      HbiDriver driver(spec, 4, DataType::kFloat32, ReduceOp::kSum, 6000);
+      const bool groups = std::string(spec) == "hbi:m=2";
+      if (groups) driver.set_group(2);
+      for (int r = 0; r < 4; ++r) driver.state(r).set_shortens(shortens);
+      RunFloat(&driver, groups ? Way::kGroups : Way::kTwoShot, 4096, inputs);
+      bytes[shortens ? 1 : 0] = driver.data_bytes();
+    }
+    EXPECT_EQ(bytes[0], bytes[1]);
+  }
+}
+
 }  // namespace
 }  // namespace inccl::test

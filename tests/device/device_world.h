@@ -44,7 +44,7 @@ class Compression {
 
 class DeviceWorld {
  public:
-  explicit DeviceWorld(int nranks, bool two_devices = false, size_t bytes = size_t{64} << 20)
+  explicit DeviceWorld(int nranks, bool two_devices = false, size_t bytes = size_t{256} << 20)
       : two_devices_(two_devices), device_(bytes), comms_(static_cast<size_t>(nranks)) {
     EXPECT_EQ(ccl_comm_init_all(comms_.data(), nranks, nullptr), CCL_SUCCESS)
         << ccl_get_last_error(nullptr);

@@ -10,9 +10,11 @@
 #include <atomic>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <random>
 #include <span>
 #include <string>
 #include <thread>
@@ -41,6 +43,42 @@ class HostsTest : public ::testing::Test {};
 std::string Content(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Over a slow link payloads are shortened: fewer bytes, the same bits.
+TEST_F(HostsTest, SlowLinksShortenPayloads) {
+  constexpr size_t kCount = 1 << 21;
+  const std::string slow = ::testing::TempDir() + "inccl-slow-" + std::to_string(getpid());
+  std::ofstream(slow) << "cost network_byte_ps 17000\n";
+  SharedFloats results(4 * kCount), sent(4);
+  for (const bool is_slow : {false, true}) {
+    const ScopedEnv env({{"INCCL_TUNER_FILE", is_slow ? slow.c_str() : ""}});
+    RunHosts("ab", [&](const Side& side, ccl_comm_t comm) {
+      const auto place = static_cast<size_t>(side.rank() + (is_slow ? 2 : 0));
+      std::mt19937_64 random(TestSeed() + static_cast<uint64_t>(side.rank()));
+      std::normal_distribution<float> normal;
+      std::vector<float> x(kCount);
+      for (float& value : x) value = normal(random);
+      ccl_codec_t codec = nullptr;
+      ASSERT_EQ(ccl_codec_create(&codec, "hbi:bits=4"), CCL_SUCCESS);
+      ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+      ccl_compression_t how = CCL_COMPRESSION_INIT;
+      how.codec = codec;
+      how.stats = &stats;
+      ASSERT_EQ(ccl_allreduce_compressed(x.data(), results.data() + place * kCount, kCount,
+                                         CCL_FLOAT32, CCL_SUM, &how, comm, nullptr),
+                CCL_SUCCESS);
+      sent.data()[place] = static_cast<float>(stats.payload_bytes);
+      ccl_codec_destroy(codec);
+    });
+  }
+  for (const size_t rank : {0, 1}) {
+    EXPECT_GT(sent.data()[rank], 0.49 * kCount);
+    EXPECT_LT(sent.data()[rank + 2], 0.93 * sent.data()[rank]);
+    EXPECT_EQ(std::memcmp(results.data() + rank * kCount, results.data() + (rank + 2) * kCount,
+                          kCount * sizeof(float)),
+              0);
+  }
 }
 
 TEST_F(HostsTest, UsesTwoTransports) {

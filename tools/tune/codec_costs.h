@@ -17,6 +17,9 @@ struct CodecTimes {
   double decode_ps = 0;  // a result to elements
   double hop_ps = 0;     // own elements and a payload to a payload
   double fold_ps = 0;    // a further payload that the same operation adds
+  // What shortening a payload takes, and reading such a one: the mean of both. 0: the codec has
+  // only one length.
+  double shorten_ps = 0;
 };
 
 Result<CodecTimes> TimeCodec(const std::string& spec, uint64_t iterations);

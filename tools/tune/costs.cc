@@ -221,6 +221,7 @@ Result<MeasuredCosts> MeasureCosts(perf::World& world, const HostMap& hosts,
     Add("decode_element_ps", coded.decode_ps, &costs);
     Add("hop_element_ps", coded.hop_ps, &costs);
     Add("fold_element_ps", coded.fold_ps, &costs);
+    if (coded.shorten_ps > 0) Add("shorten_element_ps", coded.shorten_ps, &costs);
   }
   return costs;
 }

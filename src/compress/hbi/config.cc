@@ -58,13 +58,13 @@ Status ParseGroups(const CodecSpec& spec, Config* config) {
   return Status::Ok();
 }
 
-// code, and what it says of those: single contributions and results alone are coded.
+// code, and what entropy says of those: single contributions and results alone are coded.
 Status ParseCode(const CodecSpec& spec, Config* config) {
-  static constexpr std::string_view kCodes[] = {"fixed", "entropy"};
+  static constexpr std::string_view kCodes[] = {"auto", "fixed", "entropy"};
   const Result<size_t> code = spec.Choice("code", 0, kCodes);
   if (!code.ok()) return code.status();
   config->coding = static_cast<Coding>(*code);
-  if (config->coding == Coding::kFixed) return Status::Ok();
+  if (config->coding != Coding::kEntropy) return Status::Ok();
   if (config->reference != Reference::kTwoShot) return Contradiction(spec, "code", "ref");
   if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "code", "ag");
   if (config->m != 0) return Contradiction(spec, "code", "m");
@@ -110,14 +110,15 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 }  // namespace
 
 std::string Config::Canonical() const {
+  constexpr const char* kCodes[] = {"auto", "fixed", "entropy"};
   return fmt::format(
       "hbi:ag={},bits={},checksum={:d},code={},k={},k2={},levels={},local={},m={},min_bytes={},ref="
       "{},"
       "rht={:d},unbiased={:d}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum,
-      coding == Coding::kEntropy ? "entropy" : "fixed", k, k2,
-      levels == Levels::kEnergy ? "energy" : "even", local == Local::kFp32 ? "fp32" : "codes", m,
-      min_bytes, reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
+      kCodes[static_cast<size_t>(coding)], k, k2, levels == Levels::kEnergy ? "energy" : "even",
+      local == Local::kFp32 ? "fp32" : "codes", m, min_bytes,
+      reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {

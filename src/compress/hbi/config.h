@@ -25,8 +25,9 @@ enum class AllGather : uint8_t { kRequant, kExact };
 // loses its small values, or those with much energy more, which makes the squared error small.
 enum class Levels : uint8_t { kEven, kEnergy };
 
-// The payloads of single contributions and of results: packed fields, or these entropy-coded.
-enum class Coding : uint8_t { kFixed, kEntropy };
+// The payloads of single contributions and of results: packed fields, which the sender codes where
+// that makes a call faster; packed fields; or codes, with which the plan counts.
+enum class Coding : uint8_t { kAuto, kFixed, kEntropy };
 
 struct Config {
   uint32_t bits8 = 48;     // 8 * bits per element and phase; 0: the levels are fixed
@@ -36,7 +37,7 @@ struct Config {
   AllGather all_gather = AllGather::kRequant;
   Local local = Local::kCodes;
   Levels levels = Levels::kEven;
-  Coding coding = Coding::kFixed;
+  Coding coding = Coding::kAuto;
   bool unbiased = false;  // the all-gather rounds with a hash, and no superblock is dropped
   bool rht = false;       // superblocks are rotated by a randomized Hadamard transform
   bool checksum = false;  // every payload carries its CRC-32C
@@ -44,6 +45,11 @@ struct Config {
   // since payloads have whole superblocks.
   uint64_t min_bytes = kSuperblock * sizeof(float);
 
+  // Whether payloads may be coded: of single contributions and of results, not of sums.
+  bool MayCode() const {
+    return coding != Coding::kFixed && reference == Reference::kTwoShot &&
+           all_gather == AllGather::kRequant && m == 0;
+  }
   // m, where n contributions are more than one group; else 0.
   uint32_t GroupOf(int nranks) const { return m > 1 && m < static_cast<uint32_t>(nranks) ? m : 0; }
 

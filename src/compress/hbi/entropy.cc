@@ -619,11 +619,6 @@ bool EntropyDecode(Team* team, const Kernels& kernels, std::span<const uint16_t>
 
 namespace {
 
-// Single contributions and results. Sums on their way have packed fields.
-bool IsCoded(const Format& format) {
-  return format.form == Form::kResult || (format.form == Form::kSum && format.contributions == 1);
-}
-
 // The bytes of side words that a payload begins with.
 size_t OwnWordBytes(const SliceContext& slice, const Format& format) {
   const bool own = format.form == Form::kResult && slice.planner->requantizes();
@@ -657,10 +652,9 @@ std::span<const uint16_t> CodedPayloads::LevelsOf(const SliceContext& slice, For
 
 Status CodedPayloads::Decode(const Call& call, const Term& input, const Term& packed) {
   const size_t words = OwnWordBytes(*call.slice, input.format);
-  const uint64_t most = packed.bytes + HeadBytes(call.slice->superblocks());
-  if (input.bytes < words || input.bytes > most) {
+  if (input.bytes < words || input.bytes > packed.bytes) {
     return InternalError(fmt::format("hbi: {} payload: expected {} to {} bytes, got {}",
-                                     Name(input.format.form), words, most, input.bytes));
+                                     Name(input.format.form), words, packed.bytes, input.bytes));
   }
   const uint8_t* const in = Unsigned(input.data);
   uint8_t* const to = Unsigned(packed.data);
@@ -669,23 +663,32 @@ Status CodedPayloads::Decode(const Call& call, const Term& input, const Term& pa
                     in + words, input.bytes - words, to + words)) {
     return Status::Ok();
   }
-  return InternalError(
-      fmt::format("hbi: {} payload of {} bytes for elements {} to {} is not made of codes",
-                  Name(input.format.form), input.bytes, call.range->first,
-                  call.range->first + call.range->count));
+  return InternalError(fmt::format(
+      "hbi: {} payload of {} bytes for elements {} to {}, {} in packed fields, is not made "
+      "of codes",
+      Name(input.format.form), input.bytes, call.range->first,
+      call.range->first + call.range->count, packed.bytes));
 }
 
 Status CodedPayloads::Encode(const Call& call, const Term& packed, Term* output) {
   const size_t words = OwnWordBytes(*call.slice, packed.format);
-  const uint64_t most = packed.bytes + HeadBytes(call.slice->superblocks()) + call.trailer;
-  if (Status status = CheckCapacity(*output, most); !status.ok()) return status;
-  uint8_t* const out = Unsigned(output->data);
+  const size_t most = packed.bytes + HeadBytes(call.slice->superblocks());
+  if (Status s = CheckCapacity(*output, packed.bytes + call.trailer); !s.ok()) return s;
+  uint8_t* out = Unsigned(output->data);
+  if (output->bytes < most) {
+    if (coded_.size() < most) coded_.resize(most);
+    out = coded_.data();
+  }
   const uint8_t* const from = Unsigned(packed.data);
   std::memcpy(out, from, words);
   const size_t bytes =
       words + EntropyEncode(call.team, *call.slice->kernels,
                             LevelsOf(*call.slice, packed.format.form), from + words, out + words);
-  output->bytes = static_cast<uint32_t>(bytes);
+  // A payload of the packed fields' length is packed.
+  const bool shorter = bytes < packed.bytes;
+  output->bytes = shorter ? static_cast<uint32_t>(bytes) : packed.bytes;
+  if (!shorter) out = Unsigned(packed.data);
+  if (out != Unsigned(output->data)) std::memcpy(output->data, out, output->bytes);
   return Status::Ok();
 }
 
@@ -696,14 +699,15 @@ bool CodedPayloads::IsMade(const Format& format) const {
 
 Status CodedPayloads::Take(const Call& call, std::span<const Term> inputs,
                            std::span<const Term> outputs) {
-  const uint64_t sum = SumBytes(*call.slice, 1), result = ResultBytes(*call.slice);
-  const size_t each = (std::max(sum, result) + kReadSlack + 63) / 64 * 64;
+  const uint64_t packed_sum = SumBytes(*call.slice, 1), packed_result = ResultBytes(*call.slice);
+  const size_t each = (std::max(packed_sum, packed_result) + kReadSlack + 63) / 64 * 64;
   const size_t needed = (inputs.size() + 2) * each;  // of outputs there are at most two forms
   if (buffer_.size() < needed) buffer_.resize(needed);
   auto* at = reinterpret_cast<std::byte*>(buffer_.data());
   const auto place = [&](const Format& format) {
     std::byte* const here = std::exchange(at, at + each);
-    return Term{format, here, static_cast<uint32_t>(format.form == Form::kSum ? sum : result)};
+    return Term{format, here,
+                static_cast<uint32_t>(format.form == Form::kSum ? packed_sum : packed_result)};
   };
   inputs_.clear();
   outputs_.clear();
@@ -711,7 +715,8 @@ Status CodedPayloads::Take(const Call& call, std::span<const Term> inputs,
     if (input.format.form != Form::kInput) {
       if (Status status = TakeChecksum(call, &input); !status.ok()) return status;
     }
-    if (IsCoded(input.format)) {
+    const bool result = input.format.form == Form::kResult;
+    if (MayBe(input.format) && input.bytes != (result ? packed_result : packed_sum)) {
       const Term packed = place(input.format);
       if (Status status = Decode(call, input, packed); !status.ok()) return status;
       input = packed;
@@ -719,8 +724,9 @@ Status CodedPayloads::Take(const Call& call, std::span<const Term> inputs,
     inputs_.push_back(input);
   }
   for (Term output : outputs) {
-    if (IsCoded(output.format)) {
-      if (IsForward(inputs) || IsMade(output.format)) continue;
+    if (MayBe(output.format) && IsForward(inputs)) continue;
+    if (MayBe(output.format) && call.codes) {
+      if (IsMade(output.format)) continue;
       output = place(output.format);
     } else if (output.format.form != Form::kOutput) {
       output.bytes -= std::min(output.bytes, call.trailer);
@@ -735,10 +741,10 @@ Status CodedPayloads::Put(const Call& call, std::span<const Term> inputs, std::s
   for (size_t i = 0; i < outputs.size(); ++i) {
     Term& output = outputs[i];
     const Term* same = nullptr;
-    if (IsCoded(output.format)) {
+    if (MayBe(output.format)) {
       if (IsForward(inputs)) same = inputs.data();
       for (const Term& before : outputs.first(i)) {
-        if (before.format == output.format) same = &before;
+        if (call.codes && before.format == output.format) same = &before;
       }
     }
     if (same != nullptr) {
@@ -748,7 +754,7 @@ Status CodedPayloads::Put(const Call& call, std::span<const Term> inputs, std::s
       continue;
     }
     const Term& made = outputs_[next++];
-    if (IsCoded(output.format)) {
+    if (MayBe(output.format) && call.codes) {
       if (Status status = Encode(call, made, &output); !status.ok()) return status;
     } else {
       output.bytes = made.bytes;

@@ -67,9 +67,15 @@ class CodedPayloads {
     const SliceContext* slice;
     int rank;
     uint32_t trailer;  // bytes of a payload's checksum
+    bool codes;        // outputs, too; else they are packed
     Team* team;
   };
 
+  // Whether payloads of this format may be coded: single contributions and results. Sums on their
+  // way have packed fields.
+  static bool MayBe(const Format& format) {
+    return format.form == Form::kResult || (format.form == Form::kSum && format.contributions == 1);
+  }
   // Checks and decodes the payloads among the inputs, and finds memory for the packed outputs.
   Status Take(const Call& call, std::span<const Term> inputs, std::span<const Term> outputs);
   // For the Combine of packed payloads, without checksums. An output that several want is there
@@ -87,6 +93,7 @@ class CodedPayloads {
   bool IsMade(const Format& format) const;
 
   std::vector<uint8_t> buffer_;  // packed payloads, one behind the other
+  std::vector<uint8_t> coded_;   // one that may become longer than its output
   std::vector<Term> inputs_, outputs_;
   std::vector<uint16_t> levels_;
 };

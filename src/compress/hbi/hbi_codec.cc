@@ -28,29 +28,25 @@ using hbi::Width;
 
 constexpr double kWordBits = 0.125;  // one side word per superblock; an agreement sends it twice
 
-constexpr double kHeadBits =
-    8.0 * hbi::kHeadBytes / (hbi::kRunSuperblocks * kSuperblock);  // of a run that is full
-
 // Bits per element and phase of a superblock with these levels, where fields are packed.
 double BitsOf(const Planner& planner, const Point& point) {
   const auto n = static_cast<uint32_t>(planner.nranks());
   const Collective collective = planner.collective();
   const Config& config = planner.config();
-  const double heads = config.coding == hbi::Coding::kEntropy ? kHeadBits : 0;
-  if (collective == Collective::kAllGather) return kWordBits + heads + Width(1, point.k) / 2.0;
+  if (collective == Collective::kAllGather) return kWordBits + Width(1, point.k) / 2.0;
   const double coded = kWordBits * CodedHops(collective, planner.nranks(), config);
   const double fields = SumHalfBits(collective, planner.nranks(), config, point.k, point.k2) / 2.0;
-  const double sum = 2 * kWordBits + heads + (fields + coded) / (n - 1);
+  const double sum = 2 * kWordBits + (fields + coded) / (n - 1);
   if (collective == Collective::kReduceScatter) return sum;
-  const double result = planner.requantizes() ? kWordBits + heads + Width(1, point.k2) / 2.0
-                                              : Width(n, point.k) / 2.0;
+  const double result =
+      planner.requantizes() ? kWordBits + Width(1, point.k2) / 2.0 : Width(n, point.k) / 2.0;
   return (sum + result) / 2;
 }
 
 // What a budget of coded fields may turn out to send per bit: packed fields, where no code is
 // shorter.
 double MostPerBit(const Planner& planner) {
-  if (planner.config().coding == hbi::Coding::kFixed) return 1;
+  if (planner.config().coding != hbi::Coding::kEntropy) return 1;
   const double hops = Hops(planner.collective(), planner.nranks()) *
                       (planner.collective() == Collective::kAllReduce ? 2.0 : 1.0);
   double most = 1;
@@ -145,8 +141,7 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
   }
   const uint64_t bytes =
       superblocks * std::max(PackedBytes(sum), hbi::kWordBytes + PackedBytes(result)) +
-      hbi::TrailerBytes(config) +
-      (config.coding == hbi::Coding::kEntropy ? hbi::HeadBytes(superblocks) : 0);
+      hbi::TrailerBytes(config);
   return static_cast<uint32_t>(std::min<uint64_t>(bytes, std::numeric_limits<uint32_t>::max()));
 }
 
@@ -191,6 +186,12 @@ double HbiCodec::UsualBits(Collective collective, int nranks) const {
   const Config& config = planners_->config();
   if (config.coding == hbi::Coding::kEntropy && config.bits8 != 0) return config.bits8 / 8.0;
   return Codec::UsualBits(collective, nranks);
+}
+
+double HbiCodec::ShorterBits() const {
+  constexpr double kLeast = 0.5;  // of packed fields of 15 levels; of fewer levels it is more
+  const Config& config = planners_->config();
+  return config.MayCode() && config.coding == hbi::Coding::kAuto ? kLeast : 0;
 }
 
 std::unique_ptr<CodecState> HbiCodec::NewState() const {

@@ -70,6 +70,7 @@ class HbiCodec final : public Codec {
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override;
   double UsualBits(Collective collective, int nranks) const override;
+  double ShorterBits() const override;
   std::unique_ptr<CodecState> NewState() const override;
 
  private:

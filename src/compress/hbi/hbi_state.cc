@@ -109,20 +109,31 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
     return status;
   }
   Plan(range.segment, range.first / kWindow);
-  if (planners_->config().coding == Coding::kEntropy) {
-    const SliceContext slice = Slice(range);
-    const CodedPayloads::Call call{&range, &slice, call_.rank, trailer_, team()};
-    Status status = coded_.Take(call, inputs, outputs);
+  const SliceContext slice = Slice(range);
+  codes_ = Codes();
+  if (codes_) return CombineCoded(range, slice, inputs, outputs);
+  is_coded_ = false;
+  Status status = CombineData(range, slice, inputs, outputs);
+  return is_coded_ ? CombineCoded(range, slice, inputs, outputs) : status;
+}
+
+bool HbiState::Codes() const {
+  const Config& config = planners_->config();
+  return config.MayCode() && (config.coding == Coding::kEntropy || shortens());
+}
+
+Status HbiState::CombineCoded(const Range& range, const SliceContext& slice,
+                              std::span<const Term> inputs, std::span<Term> outputs) {
+  const CodedPayloads::Call call{&range, &slice, call_.rank, trailer_, codes_, team()};
+  Status status = coded_.Take(call, inputs, outputs);
+  if (!status.ok()) return status;
+  if (!coded_.outputs().empty()) {
+    const uint32_t trailer = std::exchange(trailer_, 0);  // checksums are those of coded payloads
+    status = CombineData(range, slice, coded_.inputs(), coded_.outputs());
+    trailer_ = trailer;
     if (!status.ok()) return status;
-    if (!coded_.outputs().empty()) {
-      const uint32_t trailer = std::exchange(trailer_, 0);  // checksums are those of coded payloads
-      status = CombineData(range, slice, coded_.inputs(), coded_.outputs());
-      trailer_ = trailer;
-      if (!status.ok()) return status;
-    }
-    return coded_.Put(call, inputs, outputs);
   }
-  return CombineData(range, Slice(range), inputs, outputs);
+  return coded_.Put(call, inputs, outputs);
 }
 
 uint8_t* HbiState::WordsAt(const Range& range) {
@@ -188,8 +199,7 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   if (!status.ok()) return status;
   // A payload for non-temporal stores is built in cached memory and then copied as a whole.
   Sink* const payload = places.sum.at != nullptr ? &places.sum : &places.result;
-  const bool streams = non_temporal_payloads() && payload->at != nullptr &&
-                       planners_->config().coding == Coding::kFixed;
+  const bool streams = non_temporal_payloads() && payload->at != nullptr && !codes_;
   if (streams) {
     const auto capacity = static_cast<size_t>(payload->limit - payload->at);
     if (outgoing_bytes_ < capacity) {
@@ -356,8 +366,12 @@ Status HbiState::CheckRange(const Range& range) const {
   return Status::Ok();
 }
 
-Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) const {
-  if (input.bytes != expected + trailer_) return WrongLength(input, expected + trailer_);
+Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) {
+  if (input.bytes != expected + trailer_) {
+    is_coded_ = planners_->config().MayCode() && CodedPayloads::MayBe(input.format) &&
+                input.bytes < expected + trailer_;
+    return WrongLength(input, expected + trailer_);
+  }
   if (trailer_ == 0) return Status::Ok();
   return VerifyChecksum(input.data, expected, Name(input.format.form), range, call_.rank);
 }
@@ -376,7 +390,7 @@ Status HbiState::InvalidWords(const Range& range) {
 }
 
 Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
-                           std::span<const Term> inputs, std::span<Term> outputs) const {
+                           std::span<const Term> inputs, std::span<Term> outputs) {
   const size_t bytes = size_t{slice.superblocks()} * kWordBytes;
   for (const Term& input : inputs) {
     if (input.format.form == Form::kInput) {
@@ -461,7 +475,7 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
 }
 
 Status HbiState::CheckForward(const Range& range, const SliceContext& slice, const Term& input,
-                              std::span<Term> outputs) const {
+                              std::span<Term> outputs) {
   if (!Travels(call_.collective, input.format.form)) return Unexpected(input, "an input");
   const uint64_t bytes = ResultBytes(slice);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
@@ -499,8 +513,7 @@ uint32_t HbiState::GroupFrom(uint32_t first) const {
   return std::min(planner_->group(), planner_->contributions() - first);
 }
 
-Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice,
-                                 const Term& input) const {
+Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input) {
   const uint32_t h = input.format.contributions;
   const uint64_t bytes = GroupedSumBytes(slice, h);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
@@ -634,6 +647,7 @@ Result<bool> HbiState::Launch(const Range& range, std::span<const Term> inputs,
                               std::span<Term> outputs, DeviceWork* work) {
   if (Status status = CheckOperation(range, inputs, outputs); !status.ok()) return status;
   if (!HasKernels(inputs, outputs)) return false;
+  is_coded_ = false;
   if (outputs[0].format.form == Form::kSide) {
     const SliceContext slice = Slice(range);
     if (Status status = CheckSide(range, slice, inputs, outputs); !status.ok()) return status;
@@ -650,6 +664,7 @@ Result<bool> HbiState::Launch(const Range& range, std::span<const Term> inputs,
   const SliceContext slice = Slice(range);
   if (IsForward(inputs)) {
     Status status = CheckForward(range, slice, inputs[0], outputs);
+    if (is_coded_) return false;
     if (status.ok()) status = LaunchForward(slice, inputs[0], outputs, work);
     if (!status.ok()) return status;
     return true;
@@ -657,6 +672,7 @@ Result<bool> HbiState::Launch(const Range& range, std::span<const Term> inputs,
   uint32_t contributions = 0;
   SliceOutputs places;
   Status status = TakeInputs(range, slice, inputs, &contributions);
+  if (is_coded_) return false;
   if (status.ok()) status = PlaceOutputs(slice, contributions, outputs, &places);
   if (status.ok()) status = LaunchFold(slice, levels_.get(), sources_, work, &places);
   if (!status.ok()) return status;

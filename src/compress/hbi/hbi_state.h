@@ -40,12 +40,12 @@ class HbiState final : public CodecState {
                         std::span<const Term> outputs) const;
   Status CheckRange(const Range& range) const;
   // Checks an input's length and, if it has one, its checksum.
-  Status CheckPayload(const Range& range, const Term& input, uint64_t expected) const;
+  Status CheckPayload(const Range& range, const Term& input, uint64_t expected);
   Status CheckElements(const SliceContext& slice, const Term& term, const char* what) const;
   Status CheckSide(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
-                   std::span<Term> outputs) const;
+                   std::span<Term> outputs);
   Status CheckForward(const Range& range, const SliceContext& slice, const Term& input,
-                      std::span<Term> outputs) const;
+                      std::span<Term> outputs);
   // Fills sources_ and sets *contributions to their total.
   Status TakeInputs(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                     uint32_t* contributions);
@@ -62,12 +62,15 @@ class HbiState final : public CodecState {
   uint8_t* WordsAt(const Range& range);
   const uint8_t* KeptWords(const Range& range, std::span<const Term> inputs);
   void KeepWords(const Range& range, std::span<const Term> inputs, std::span<const Term> outputs);
+  bool Codes() const;
+  Status CombineCoded(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
+                      std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
   // With groups (hbi_state.cc): fills groups_; folds them.
   Status TakeGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                     uint32_t* contributions);
-  Status CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input) const;
+  Status CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input);
   Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                        std::span<Term> outputs);
   // Folds sources_ on the threads of the team, with CopyOutputs.
@@ -127,6 +130,8 @@ class HbiState final : public CodecState {
   std::unique_ptr<uint8_t[]> outgoing_;  // its payload, before non-temporal stores
   size_t outgoing_bytes_ = 0;
   CodedPayloads coded_;
+  bool codes_ = false;     // the operation under way codes its outputs
+  bool is_coded_ = false;  // it has found an input that is shorter than packed fields
 };
 
 }  // namespace inccl::hbi

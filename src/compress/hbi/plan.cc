@@ -168,7 +168,7 @@ uint32_t PartsOfBit(const Config& config) { return config.coding == Coding::kEnt
 
 int64_t CostOfSum(Collective collective, int nranks, const Config& config, uint32_t k,
                   uint32_t k2) {
-  if (config.coding == Coding::kFixed) {
+  if (config.coding != Coding::kEntropy) {
     return int64_t{4} * SumHalfBits(collective, nranks, config, k, k2);
   }
   const uint32_t shape =
@@ -177,7 +177,7 @@ int64_t CostOfSum(Collective collective, int nranks, const Config& config, uint3
 }
 
 int64_t CostOfResult(const Config& config, uint32_t k2) {
-  if (config.coding == Coding::kFixed) return int64_t{4} * Width(1, k2);
+  if (config.coding != Coding::kEntropy) return int64_t{4} * Width(1, k2);
   return Cost64(k2, ShapeOfResult(k2));
 }
 

@@ -238,6 +238,7 @@ T LoadAs(const std::byte* elements, size_t i) {
 Status FeedbackState::Begin(const CollectiveArgs& call) {
   codec_->set_non_temporal(non_temporal_output(), non_temporal_payloads());
   codec_->set_team(team());
+  codec_->set_shortens(shortens());
   if (Status status = codec_->Begin(call); !status.ok()) return status;
   if (one_owner_ && call.collective == Collective::kAllReduce) codec_->set_total_feedback(this);
   call_ = call;
