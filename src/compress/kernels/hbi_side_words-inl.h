@@ -359,18 +359,15 @@ HWY_INLINE void SideWordsOfNarrow(const uint16_t* x, size_t superblocks, uint8_t
   SideWordsOf(x, superblocks, 1.0f, largest, widen, words);
 }
 
-HWY_MAYBE_UNUSED static HWY_NOINLINE void CodesOneByOne(uint32_t word, uint32_t* codes) {
-  for (uint32_t b = 0; b < hbi::kBlocks; ++b) codes[b] = hbi::CodeOf(word, b);
-}
-
 // Stores the codes of a superblock's blocks, as hbi::CodeOf.
 HWY_INLINE void CodesOfWord(uint32_t word, uint32_t* codes) {
-  if (HWY_UNLIKELY(!hbi::IsMiddle(word))) return CodesOneByOne(word, codes);
+  if (HWY_UNLIKELY(!hbi::IsMiddle(word))) {
+    for (uint32_t b = 0; b < hbi::kBlocks; ++b) codes[b] = hbi::CodeOf(word, b);
+    return;
+  }
   const hn::CappedTag<uint32_t, hbi::kBlocks> d;
   HWY_ALIGN static constexpr uint32_t kShifts[hbi::kBlocks] = {8, 11, 14, 17, 20, 23, 26, 29};
-  const auto words = hn::Set(d, word);
-  const auto byte = hn::And(words, hn::Set(d, 0xffu));
-  const auto top = hn::Add(byte, hn::Set(d, uint32_t{hbi::kBeforeMiddle}));
+  const auto words = hn::Set(d, word), top = hn::Set(d, hbi::kBeforeMiddle + (word & 0xff));
   for (size_t i = 0; i < hbi::kBlocks; i += hn::MaxLanes(d)) {
     const auto below = hn::And(hn::Shr(words, hn::Load(d, kShifts + i)), hn::Set(d, 7u));
     hn::Store(hn::Sub(top, below), d, codes + i);
