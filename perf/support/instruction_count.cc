@@ -2,69 +2,81 @@
 #include "perf/support/instruction_count.h"
 
 #include <fmt/format.h>
-#include <sys/ptrace.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 
 namespace inccl::perf {
+
+#if defined(__x86_64__)
+
 namespace {
 
-// Ends a child that is stopped or running.
-void Reap(pid_t child) {
-  kill(child, SIGKILL);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-}
+// Of the child, in memory that the parent shares.
+volatile uint64_t* counted_steps = nullptr;
 
-// Waits until the child changes; true if it has stopped by `signal`.
-Result<bool> StoppedBy(pid_t child, int signal) {
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return SystemErrorErrno("waitpid", errno);
-  }
-  if (!WIFSTOPPED(status)) {
-    return InternalError(fmt::format("the traced code ended with status {:#x}", status));
-  }
-  const int by = WSTOPSIG(status);
-  if (by != signal && by != SIGTRAP) {
-    return InternalError(fmt::format("the traced code got signal {}", by));
-  }
-  return by == signal;
-}
+// With the trap flag the processor traps after each instruction; the handler runs without it.
+void OnTrap(int /*signal*/) { *counted_steps = *counted_steps + 1; }
 
-Result<uint64_t> StepThrough(pid_t child) {
-  Result<bool> begun = StoppedBy(child, SIGSTOP);
-  if (!begun.ok()) return begun.status();
-  if (!*begun) return InternalError("the traced code stopped before it began");
-  for (uint64_t count = 0;; ++count) {
-    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) {
-      return SystemErrorErrno("ptrace(PTRACE_SINGLESTEP)", errno);
-    }
-    Result<bool> end = StoppedBy(child, SIGSTOP);
-    if (!end.ok()) return end.status();
-    if (*end) return count;
-  }
+// The stack below the pointer may be in use.
+void SetTrapFlag() {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp\n\tpushfq\n\torq $0x100, (%%rsp)\n\tpopfq\n\tlea 128(%%rsp), %%rsp"
+      :
+      :
+      : "memory", "cc");
+}
+void ClearTrapFlag() {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp\n\tpushfq\n\tandq $~0x100, (%%rsp)\n\tpopfq\n\tlea 128(%%rsp), %%rsp"
+      :
+      :
+      : "memory", "cc");
 }
 
 }  // namespace
 
 Result<uint64_t> CountInstructions(const std::function<void()>& code) {
+  void* const shared = mmap(nullptr, sizeof *counted_steps, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return SystemErrorErrno("mmap", errno);
+  counted_steps = static_cast<uint64_t*>(shared);
   const pid_t child = fork();
-  if (child < 0) return SystemErrorErrno("fork", errno);
   if (child == 0) {
-    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(1);
-    raise(SIGSTOP);
+    struct sigaction action = {};
+    action.sa_handler = OnTrap;
+    sigaction(SIGTRAP, &action, nullptr);
+    SetTrapFlag();
     code();
-    raise(SIGSTOP);
+    ClearTrapFlag();
     _exit(0);
   }
-  Result<uint64_t> count = StepThrough(child);
-  Reap(child);
+  int status = 0;
+  const int error = child < 0 ? errno : 0;
+  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  const uint64_t count = *counted_steps;
+  munmap(shared, sizeof *counted_steps);
+  if (child < 0) return SystemErrorErrno("fork", error);
+  if (WIFSIGNALED(status)) {
+    return InternalError(fmt::format("the counted code got signal {}", WTERMSIG(status)));
+  }
+  if (status != 0) {
+    return InternalError(fmt::format("the counted code ended with status {:#x}", status));
+  }
   return count;
 }
+
+#else
+
+Result<uint64_t> CountInstructions(const std::function<void()>& /*code*/) {
+  return SystemError("instructions are counted on x86-64 only");
+}
+
+#endif
 
 }  // namespace inccl::perf
