@@ -688,7 +688,9 @@ Status CodedPayloads::Encode(const Call& call, const Term& packed, Term* output)
   const bool shorter = bytes < packed.bytes;
   output->bytes = shorter ? static_cast<uint32_t>(bytes) : packed.bytes;
   if (!shorter) out = Unsigned(packed.data);
-  if (out != Unsigned(output->data)) std::memcpy(output->data, out, output->bytes);
+  if (out != Unsigned(output->data) && output->bytes != 0) {
+    std::memcpy(output->data, out, output->bytes);
+  }
   return Status::Ok();
 }
 
@@ -749,7 +751,7 @@ Status CodedPayloads::Put(const Call& call, std::span<const Term> inputs, std::s
     }
     if (same != nullptr) {
       if (Status status = CheckCapacity(output, same->bytes); !status.ok()) return status;
-      std::memcpy(output.data, same->data, same->bytes);
+      if (same->bytes != 0) std::memcpy(output.data, same->data, same->bytes);
       output.bytes = same->bytes;
       continue;
     }
