@@ -333,7 +333,7 @@ FORMAT_EDITS = [
     ("codes below the least", WORDS, "farthest <= top - least", "farthest <= top", None),
     ("middle tops in outer words", WORDS, "WordOfTop(top) % 256 != word % 256", "false", None),
     ("a block at the top", WORDS, "nearest == 0 &&", "", None),
-    ("a block at the top, fast", WORDS, "kOnes = 011111111", "kOnes = 01111111", None),
+    ("a block at the top of many words", WORDS, "& kOnes) == kOnes}", "& kOnes) == 0}", None),
     ("differences without levels", WORDS, "return word >> 8 == 0;", "return true;", None),
     ("longest code", ENTROPY_H, "kCodeBits = 11", "kCodeBits = 10", None),
     ("superblocks of a run", ENTROPY_H, "kRunSuperblocks = 8", "kRunSuperblocks = 4", None),

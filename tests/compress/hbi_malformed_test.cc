@@ -160,6 +160,8 @@ TEST_F(HbiMalformed, InvalidWords) {
     bool both[2];
     for (const Form form : {Form::kSide, Form::kResult}) {
       Payload payload(form == Form::kSide ? 16 : 528);
+      const uint32_t usual = 100 | 1 << 11;  // ordinary words are checked together
+      for (int i = 0; i < 4; ++i) std::memcpy(payload.data() + 4 * i, &usual, 4);
       std::memcpy(payload.data() + 8, &word, 4);
       const Term term = Of({form}, &payload);
       std::vector<Term> output = {{{Form::kSide}, nullptr, 0}};
