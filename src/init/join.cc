@@ -53,6 +53,31 @@ uint32_t LongestRoundTripUs(const Mesh& mesh) {
   return longest;
 }
 
+// What the log says of a rank that has joined.
+struct Joined {
+  std::string transport;
+  Time began = 0, met = 0;  // when it began to join, and when it knew the others
+  uint64_t under_way = 0;   // UnderWay
+  int sites = 1;
+};
+
+void LogJoined(const Communicator& communicator, const std::string& agreement, const Joined& how) {
+  constexpr auto kMs = static_cast<double>(kMillisecond);
+  constexpr double kNsPerMs = 1e6;
+  const auto after = [&how](Time when) { return static_cast<double>(when - how.began) / kMs; };
+  const std::string rank = communicator.rank_name();
+  Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", rank, how.transport,
+      agreement);
+  Log(LogLevel::kInfo, LogSubsystem::kInit,
+      "{}: all ranks met after {:.1f} ms, joined after {:.1f}", rank, after(how.met),
+      after(SystemClock().Now()));
+  if (how.under_way == 0) return;
+  const CostConstants& costs = communicator.options().tuner_table.costs();
+  Log(LogLevel::kInfo, LogSubsystem::kInit,
+      "{}: long links between hosts: a round trip of {:.1f} ms, {} bytes under way, {} sites", rank,
+      2 * static_cast<double>(costs.network_latency_ns) / kNsPerMs, how.under_way, how.sites);
+}
+
 Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
                                            const JoinFunction& join, const Cancel& cancelled) {
   FAULT_RANK(rank);
@@ -141,20 +166,12 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   if (Status status = communicator->WarmUp(join_options.deadline, cancelled); !status.ok()) {
     return status;
   }
-  Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),
-      name, options.agreement);
-  constexpr auto kMs = static_cast<double>(kMillisecond);
-  Log(LogLevel::kInfo, LogSubsystem::kInit,
-      "{}: all ranks met after {:.1f} ms, joined after {:.1f}", communicator->rank_name(),
-      static_cast<double>(met - began) / kMs,
-      static_cast<double>(SystemClock().Now() - began) / kMs);
-  if (const uint64_t under_way = UnderWay(comm.tuner_table.costs(), &hosts); under_way > 0) {
-    constexpr double kNsPerMs = 1e6;
-    const auto latency_ns = static_cast<double>(comm.tuner_table.costs().network_latency_ns);
-    Log(LogLevel::kInfo, LogSubsystem::kInit,
-        "{}: long links between hosts: a round trip of {:.1f} ms, {} bytes under way, {} sites",
-        communicator->rank_name(), 2 * latency_ns / kNsPerMs, under_way, hosts.sites());
-  }
+  LogJoined(*communicator, options.agreement,
+            {.transport = name,
+             .began = began,
+             .met = met,
+             .under_way = UnderWay(comm.tuner_table.costs(), &hosts),
+             .sites = hosts.sites()});
   FAULT_POINT("init.before_return");
   communicator->Begin();
   return communicator;
