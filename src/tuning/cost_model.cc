@@ -177,7 +177,8 @@ bool ShorteningPays(const TunerCall& call, Algorithm algorithm, const CostConsta
   constexpr uint64_t kAlone = 4;
   const uint64_t slice = call.slots.slice_bytes / SizeOf(call.type);
   const uint64_t alone = Nanoseconds(kAlone * slice, constants.shorten_element_ps);
-  const uint64_t saved = link_ns(call.wire.shorter) * share.of / share.all;
+  const uint64_t shorter = std::min(call.wire.shorter, call.wire.data / 2);
+  const uint64_t saved = link_ns(shorter) * share.of / share.all;
   // The transport takes time, too.
   constexpr uint64_t kOf = 2, kAll = 3;
   return saved > alone && kAll * (work + extra) <= kOf * (link_ns(call.wire.data) - saved);
