@@ -229,25 +229,21 @@ void FillTable(uint32_t k, int nranks, bool unbiased, LevelTable* table) {
   *table = {};
   if (k > 0) {
     constexpr uint32_t kFifths = kFifthBits.size();
-    constexpr uint32_t kOne = 1 - kFirstFifth;  // the code of 2^0
     const double levels = k, summed = levels * nranks;
-    // The quotients of an octave; those of the others differ by a power of two, exactly.
-    std::array<double, kFifths> factors, steps, averages;
-    for (uint32_t i = 0; i < kFifths; ++i) {
-      const double magnitude = Magnitude(kOne + i);
-      factors[i] = k * 65536.0 / magnitude;
-      steps[i] = magnitude / levels;
-      averages[i] = magnitude / summed;
+    const auto set = [&](uint32_t code) {
+      const double magnitude = Magnitude(code);
+      table->factor[code] = static_cast<float>(k * 65536.0 / magnitude);
+      table->step[code] = static_cast<float>(std::min(magnitude / levels, double{FLT_MAX}));
+      table->average[code] = static_cast<float>(std::min(magnitude / summed, double{FLT_MAX}));
+    };
+    for (uint32_t code = 1; code <= kFifths; ++code) set(code);
+    // An octave on they are twice or half as large, exactly: all are normal numbers.
+    for (uint32_t code = kFifths + 1; code < kLastCode; ++code) {
+      table->factor[code] = table->factor[code - kFifths] / 2;
+      table->step[code] = table->step[code - kFifths] * 2;
+      table->average[code] = table->average[code - kFifths] * 2;
     }
-    const auto most = [](double step) { return std::min(step, double{FLT_MAX}); };
-    double octave = Magnitude(1), inverse = 1 / octave;
-    for (uint32_t code = 1; code <= kLastCode; code += kFifths, octave *= 2, inverse /= 2) {
-      for (uint32_t i = 0; i < kFifths && code + i <= kLastCode; ++i) {
-        table->factor[code + i] = static_cast<float>(factors[i] * inverse);
-        table->step[code + i] = static_cast<float>(most(steps[i] * octave));
-        table->average[code + i] = static_cast<float>(most(averages[i] * octave));
-      }
-    }
+    set(kLastCode);
   }
   table->step[kPoison] = table->average[kPoison] = std::numeric_limits<float>::quiet_NaN();
   table->own = OwnScale(k, unbiased);
