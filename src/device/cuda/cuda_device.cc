@@ -468,9 +468,9 @@ class CudaDevice final : public Device {
   }
 
   // Allocates many at a time: when a new stream appears, earlier streams may wait for the call that
-  // will use it, and an allocation may wait for those streams. So of two threads that find none only
-  // one allocates, unless its allocation does not return: else the first one's stream could wait for
-  // the second one's call, and its allocation for that stream.
+  // will use it, and an allocation may wait for those streams. So of two threads that find none
+  // only one allocates, unless its allocation does not return: else the first one's stream could
+  // wait for the second one's call, and its allocation for that stream.
   Result<Order::Words*> NewWords() {
     constexpr size_t kAtOnce = 512;
     constexpr Time kPatience = kSecond;
