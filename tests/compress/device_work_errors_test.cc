@@ -92,8 +92,8 @@ TEST_F(DeviceWorkErrors, InvalidWords) {
   Make("hbi:k=3,k2=7,code=fixed");
   Payload result = MakeResult();
   Payload side = driver().Make(1, range_, {In(1)}, {Form::kSide}, room_.size());
-  result[8] = std::byte{254};
-  side[12] = std::byte{254};
+  result[8] = side[12] = std::byte{254};  // tops of 1224, above the last code
+  result[9] = side[13] = std::byte{200};
   Refused({HbiDriver::Of({Form::kResult}, &result)}, {Elements()});
   Refused({HbiDriver::Of({Form::kSide}, &side), In()}, {Room({Form::kSide})});
 }

@@ -356,7 +356,7 @@ size_t Occurrences(const std::string& text, const std::string& word) {
 // 1e30.
 TEST(CompressedTest, EveryMagnitudeHasTheSameAccuracy) {
   constexpr int kRanks = 3;
-  constexpr size_t kCount = 4096;  // of a segment
+  constexpr size_t kCount = 50000;  // of a segment
   for (const Collective collective :
        {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
     const size_t sent = collective == Collective::kReduceScatter ? kRanks * kCount : kCount;

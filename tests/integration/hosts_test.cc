@@ -51,11 +51,12 @@ TEST_F(HostsTest, SlowLinksShortenPayloads) {
   const std::string slow = ::testing::TempDir() + "inccl-slow-" + std::to_string(getpid());
   std::ofstream(slow) << "cost network_byte_ps 17000\n";
   SharedFloats results(4 * kCount), sent(4);
+  const uint64_t seed = TestSeed();  // before there are processes
   for (const bool is_slow : {false, true}) {
     const ScopedEnv env({{"INCCL_TUNER_FILE", is_slow ? slow.c_str() : ""}});
     RunHosts("ab", [&](const Side& side, ccl_comm_t comm) {
       const auto place = static_cast<size_t>(side.rank() + (is_slow ? 2 : 0));
-      std::mt19937_64 random(TestSeed() + static_cast<uint64_t>(side.rank()));
+      std::mt19937_64 random(seed + static_cast<uint64_t>(side.rank()));
       std::normal_distribution<float> normal;
       std::vector<float> x(kCount);
       for (float& value : x) value = normal(random);
