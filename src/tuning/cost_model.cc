@@ -179,9 +179,10 @@ bool ShorteningPays(const TunerCall& call, Algorithm algorithm, const CostConsta
   const uint64_t alone = Nanoseconds(kAlone * slice, constants.shorten_element_ps);
   const uint64_t shorter = std::min(call.wire.shorter, call.wire.data / 2);
   const uint64_t saved = link_ns(shorter) * share.of / share.all;
-  // The transport takes time, too.
-  constexpr uint64_t kOf = 2, kAll = 3;
-  return saved > alone && kAll * (work + extra) <= kOf * (link_ns(call.wire.data) - saved);
+  // The transport takes time, too, and more over a long link.
+  const bool long_links = BytesUnderWay(constants) > 0;
+  const uint64_t of = long_links ? 1 : 2, all = long_links ? 2 : 3;
+  return saved > alone && all * (work + extra) <= of * (link_ns(call.wire.data) - saved);
 }
 
 // The shapes of the schedules, one function per algorithm. docs/algorithms.md has the formulas;

@@ -114,6 +114,33 @@ TEST_F(DeviceWorkErrors, Checksums) {
   }
 }
 
+// A rank in host memory may have coded what a rank in device memory gets, which then takes the
+// host's way, with the same result.
+TEST_F(DeviceWorkErrors, CodedPayloadsAreForTheHost) {
+  Make("hbi:bits=6");
+  HbiDriver host("hbi:bits=6", 3, DataType::kFloat32, ReduceOp::kSum, kCount);
+  host.Begin();
+  host.Agree(0, kCount, twins_->in());
+  for (int r = 0; r < 3; ++r) host.state(r).set_shortens(true);
+  const auto sum = [&](int rank) {
+    return host.Make(rank, range_, {host.In(rank, range_, twins_->in())}, HbiDriver::Sum(1),
+                     room_.size());
+  };
+  Payload one = sum(1), two = sum(2);
+  EXPECT_LT(one.size(), Sum().size());
+  const std::vector<Term> all = {In(), HbiDriver::Of(HbiDriver::Sum(1), &one),
+                                 HbiDriver::Of(HbiDriver::Sum(1), &two)};
+  Payload result = host.Make(0, range_, all, {Form::kResult}, room_.size());
+  EXPECT_LT(result.size(), MakeResult().size());
+  const int before = twins_->state(0).refused();
+  std::vector<Term> outputs = {Room({Form::kResult}), Elements()};
+  EXPECT_TRUE(twins_->state(0).Combine(range_, all, outputs).ok());
+  outputs = {Elements()};
+  const Term forwarded = HbiDriver::Of({Form::kResult}, &result);
+  EXPECT_TRUE(twins_->state(0).Combine(range_, {&forwarded, 1}, outputs).ok());
+  EXPECT_EQ(twins_->state(0).refused(), before + 2);
+}
+
 TEST_F(DeviceWorkErrors, NoScratch) {
   HbiDriver driver("hbi:bits=6", 3, DataType::kFloat32, ReduceOp::kSum, kCount);
   const Vectors inputs = MakeInputs(3, kCount, Kind::kGauss, &rng_);

@@ -445,6 +445,11 @@ TEST(CostModelTest, ShorteningPaysOnSlowLinks) {
     other = call(*hosts, kLong);
     other.compressed = false;
     EXPECT_FALSE(ShorteningPays(other, kTwoShot, gigabit));
+    CostConstants far = gigabit;
+    far.network_latency_ns = 10'000'000;
+    EXPECT_FALSE(ShorteningPays(call(two, kLong), kTwoShot, far));
+    far.network_byte_ps *= 2;
+    EXPECT_TRUE(ShorteningPays(call(two, kLong), kTwoShot, far));
     CostConstants slow = gigabit;  // processors
     slow.shorten_element_ps = 20'000;
     EXPECT_FALSE(ShorteningPays(call(*hosts, kLong), kTwoShot, slow));

@@ -58,9 +58,11 @@ Status ParseGroups(const CodecSpec& spec, Config* config) {
   return Status::Ok();
 }
 
+// By Coding.
+constexpr std::string_view kCodes[] = {"auto", "fixed", "entropy"};
+
 // code, and what entropy says of those: single contributions and results alone are coded.
 Status ParseCode(const CodecSpec& spec, Config* config) {
-  static constexpr std::string_view kCodes[] = {"auto", "fixed", "entropy"};
   const Result<size_t> code = spec.Choice("code", 0, kCodes);
   if (!code.ok()) return code.status();
   config->coding = static_cast<Coding>(*code);
@@ -110,7 +112,6 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 }  // namespace
 
 std::string Config::Canonical() const {
-  constexpr const char* kCodes[] = {"auto", "fixed", "entropy"};
   return fmt::format(
       "hbi:ag={},bits={},checksum={:d},code={},k={},k2={},levels={},local={},m={},min_bytes={},ref="
       "{},"

@@ -718,7 +718,7 @@ Status CodedPayloads::Take(const Call& call, std::span<const Term> inputs,
       if (Status status = TakeChecksum(call, &input); !status.ok()) return status;
     }
     const bool result = input.format.form == Form::kResult;
-    if (MayBe(input.format) && input.bytes != (result ? packed_result : packed_sum)) {
+    if (Admits(input.format) && input.bytes != (result ? packed_result : packed_sum)) {
       const Term packed = place(input.format);
       if (Status status = Decode(call, input, packed); !status.ok()) return status;
       input = packed;
@@ -726,8 +726,8 @@ Status CodedPayloads::Take(const Call& call, std::span<const Term> inputs,
     inputs_.push_back(input);
   }
   for (Term output : outputs) {
-    if (MayBe(output.format) && IsForward(inputs)) continue;
-    if (MayBe(output.format) && call.codes) {
+    if (Admits(output.format) && IsForward(inputs)) continue;
+    if (Admits(output.format) && call.codes) {
       if (IsMade(output.format)) continue;
       output = place(output.format);
     } else if (output.format.form != Form::kOutput) {
@@ -743,7 +743,7 @@ Status CodedPayloads::Put(const Call& call, std::span<const Term> inputs, std::s
   for (size_t i = 0; i < outputs.size(); ++i) {
     Term& output = outputs[i];
     const Term* same = nullptr;
-    if (MayBe(output.format)) {
+    if (Admits(output.format)) {
       if (IsForward(inputs)) same = inputs.data();
       for (const Term& before : outputs.first(i)) {
         if (call.codes && before.format == output.format) same = &before;
@@ -756,7 +756,7 @@ Status CodedPayloads::Put(const Call& call, std::span<const Term> inputs, std::s
       continue;
     }
     const Term& made = outputs_[next++];
-    if (MayBe(output.format) && call.codes) {
+    if (Admits(output.format) && call.codes) {
       if (Status status = Encode(call, made, &output); !status.ok()) return status;
     } else {
       output.bytes = made.bytes;

@@ -73,7 +73,7 @@ class CodedPayloads {
 
   // Whether payloads of this format may be coded: single contributions and results. Sums on their
   // way have packed fields.
-  static bool MayBe(const Format& format) {
+  static bool Admits(const Format& format) {
     return format.form == Form::kResult || (format.form == Form::kSum && format.contributions == 1);
   }
   // Checks and decodes the payloads among the inputs, and finds memory for the packed outputs.

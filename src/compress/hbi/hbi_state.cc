@@ -368,8 +368,9 @@ Status HbiState::CheckRange(const Range& range) const {
 
 Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) {
   if (input.bytes != expected + trailer_) {
-    is_coded_ = planners_->config().MayCode() && CodedPayloads::MayBe(input.format) &&
+    is_coded_ = planners_->config().MayCode() && CodedPayloads::Admits(input.format) &&
                 input.bytes < expected + trailer_;
+    if (is_coded_) return {Code::kInternalError, "coded"};  // nobody sees it, and no memory
     return WrongLength(input, expected + trailer_);
   }
   if (trailer_ == 0) return Status::Ok();
