@@ -276,6 +276,25 @@ def test_sync_state_from_a_source(comm):
     assert (state[0] == 2).all() and (state[1] == 2).all()
 
 
+@ranks(3)
+def test_sync_state_sees_each_bit(comm):
+    inccl._state._GATHERED = 50_000  # the last round is shorter
+    block = inccl._state._BLOCK
+    right = np.random.default_rng(4).integers(0, 255, 2 * block + 3).astype("u1")
+    for at in (0, block - 1, block, len(right) - 1):
+        for bit in (0, 7):
+            state = right.copy()
+            if comm.rank == 2:
+                state[at] ^= 1 << bit
+            assert inccl.sync_state(comm, [state]) == ([0] if comm.rank == 2 else [])
+            assert (state == right).all()
+    state = right.copy()
+    if comm.rank == 1:  # the same blocks in another order
+        state[:block], state[block:2 * block] = right[block:2 * block], right[:block]
+    assert inccl.sync_state(comm, [state]) == ([0] if comm.rank == 1 else [])
+    assert (state == right).all()
+
+
 @ranks(2)
 def test_sync_state_refuses_what_differs_in_kind(comm):
     one, other = np.zeros(3, "f4"), np.zeros(4, "f8")
