@@ -33,10 +33,12 @@ class FixedWriter {
   size_t at_ = 0;
 };
 
-Result<Key> SecretOf(const KeyExchange& own, const PublicKey& peer, const Key& key) {
-  Result<Key> agreed = own.Agree(peer);
-  if (!agreed.ok()) return agreed;
-  return Hkdf(agreed->bytes(), key.bytes(), "inccl handshake");
+Result<Key> SecretOf(const Key& agreed, const Key& key) {
+  return Hkdf(agreed.bytes(), key.bytes(), "inccl handshake");
+}
+
+HandshakeFault FaultOf(const Status& exchange) {
+  return exchange.code() == Code::kInvalidUsage ? HandshakeFault::kMac : HandshakeFault::kCrypto;
 }
 
 Result<ConnectionKeys> KeysOf(const Key& secret, Bytes greeting, Bytes hello) {
@@ -110,6 +112,19 @@ Result<std::shared_ptr<ServerKey>> ServerKey::Create() {
   Result<KeyExchange> exchange = KeyExchange::Create();
   if (!exchange.ok()) return exchange.status();
   return std::make_shared<ServerKey>(*std::move(exchange));
+}
+
+Result<Key> ServerKey::Agree(const PublicKey& peer) const {
+  {
+    const MutexLock lock(&mutex_);
+    if (const auto found = agreed_.find(peer); found != agreed_.end()) return found->second;
+  }
+  return exchange_.Agree(peer);
+}
+
+void ServerKey::Keep(const PublicKey& peer, const Key& agreed) {
+  const MutexLock lock(&mutex_);
+  agreed_.try_emplace(peer, agreed);
 }
 
 bool ServerKey::IsNew(const Mac& hello) {
@@ -187,12 +202,10 @@ HandshakeFault ServerHandshake::Check() {
     if (own == nullptr) return HandshakeFault::kMac;  // its clients ask
     WriteGreeting(server_, communicator_, own->public_key(), greeting_);
   }
-  const Result<Key> secret =
-      SecretOf(own != nullptr ? own->exchange() : *exchange_, client_key, terms->key);
-  if (!secret.ok()) {
-    return secret.status().code() == Code::kInvalidUsage ? HandshakeFault::kMac
-                                                         : HandshakeFault::kCrypto;
-  }
+  const Result<Key> agreed = own != nullptr ? own->Agree(client_key) : exchange_->Agree(client_key);
+  if (!agreed.ok()) return FaultOf(agreed.status());
+  const Result<Key> secret = SecretOf(*agreed, terms->key);
+  if (!secret.ok()) return HandshakeFault::kCrypto;
   secret_ = *secret;
   const Bytes hello = hello_;
   const Result<Mac> expected = HmacSha256(
@@ -200,6 +213,7 @@ HandshakeFault ServerHandshake::Check() {
   if (!expected.ok()) return HandshakeFault::kCrypto;
   if (!EqualInConstantTime(*expected, mac)) return HandshakeFault::kMac;
   // From here on the client has proven that it knows the key.
+  if (own != nullptr) own->Keep(client_key, *agreed);
   if (role != static_cast<uint8_t>(terms->role)) return HandshakeFault::kRole;
   if (nranks_ == 0 || nranks_ > kMostWireRanks || rank_ >= nranks_) return HandshakeFault::kRank;
   if (server != server_) return HandshakeFault::kServer;
@@ -280,13 +294,17 @@ HandshakeFault ClientHandshake::OnGreeting() {
 }
 
 HandshakeFault ClientHandshake::MakeHello(const PublicKey& server_key) {
-  Result<KeyExchange> exchange = KeyExchange::Create();
-  if (!exchange.ok()) return HandshakeFault::kCrypto;
-  const Result<Key> secret = SecretOf(*exchange, server_key, terms_->key);
-  if (!secret.ok()) {
-    return secret.status().code() == Code::kInvalidUsage ? HandshakeFault::kMac
-                                                         : HandshakeFault::kCrypto;
+  std::shared_ptr<ServerKey> own = identity_.server_key ? terms_->own : nullptr;
+  if (own == nullptr) {
+    Result<std::shared_ptr<ServerKey>> made = ServerKey::Create();
+    if (!made.ok()) return HandshakeFault::kCrypto;
+    own = *std::move(made);
   }
+  const Result<Key> agreed = own->Agree(server_key);
+  if (!agreed.ok()) return FaultOf(agreed.status());
+  own->Keep(server_key, *agreed);
+  const Result<Key> secret = SecretOf(*agreed, terms_->key);
+  if (!secret.ok()) return HandshakeFault::kCrypto;
   secret_ = *secret;
   FixedWriter writer(hello_);
   writer.Raw(kHelloMagic);
@@ -299,7 +317,7 @@ HandshakeFault ClientHandshake::MakeHello(const PublicKey& server_key) {
   writer.Integer(identity_.server, 4);
   writer.Integer(0, 4);
   writer.Raw(client_nonce_);
-  writer.Raw(exchange->public_key());
+  writer.Raw(own->public_key());
   const Result<Mac> mac = HmacSha256(
       secret_.bytes(), {AsBytes(kClientLabel), greeting_, Bytes(hello_).first(kHelloSignedBytes)});
   if (!mac.ok()) return HandshakeFault::kCrypto;

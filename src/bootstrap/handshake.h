@@ -33,6 +33,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -70,7 +71,9 @@ enum class HandshakeFault : uint8_t {
 };
 const char* Describe(HandshakeFault fault);
 
-// A key pair of a server whose public key its clients know before they connect. Thread-safe.
+// A key pair of a server whose public key its clients know before they connect. A client that is
+// such a server, too, uses it for its own connections, so that a pair of ranks agrees once,
+// whatever the number of its connections. Thread-safe.
 class ServerKey {
  public:
   static Result<std::shared_ptr<ServerKey>> Create();
@@ -78,12 +81,18 @@ class ServerKey {
   explicit ServerKey(KeyExchange exchange) : exchange_(std::move(exchange)) {}
   const KeyExchange& exchange() const { return exchange_; }
   const PublicKey& public_key() const { return exchange_.public_key(); }
+  // As KeyExchange::Agree, which takes the time of ten messages; at once after Keep.
+  Result<Key> Agree(const PublicKey& peer) const;
+  // `agreed` is that with `peer`, who has proven that it knows the key of the handshake: a stranger
+  // fills no memory.
+  void Keep(const PublicKey& peer, const Key& agreed);
   // Whether no hello with this MAC has come before.
   bool IsNew(const Mac& hello);
 
  private:
   const KeyExchange exchange_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
+  std::map<PublicKey, Key> agreed_ INCCL_GUARDED_BY(mutex_);
   std::set<Mac> seen_ INCCL_GUARDED_BY(mutex_);  // of clients that know the key
 };
 
@@ -93,6 +102,7 @@ struct HandshakeTerms {
   Role role = Role::kRendezvous;
   Nonce communicator{};
   // Of the server; null: its clients ask for a greeting. All that serve one communicator share it.
+  // Of a client: its own key pair towards servers whose keys it knows; null: a new one each time.
   std::shared_ptr<ServerKey> own = nullptr;
 };
 // Those of the communicator that a client names; null: there is none.

@@ -225,6 +225,38 @@ TEST_P(HandshakeTest, BothSidesGetTheSameNewKeys) {
   }
 }
 
+// A pair of ranks agrees once; that alone admits nobody.
+TEST_P(HandshakeTest, ARankConnectsWithItsOwnKeyPair) {
+  HandshakeTerms rank = terms_;
+  rank.own = ServerKey::Create().value();
+  const std::vector<std::byte> public_key = Copy(rank.own->public_key());
+  std::set<std::vector<std::byte>> seen;
+  for (int round = 0; round < 5; ++round) {
+    Ends ends = Begin(&terms_, &rank);
+    Greet(&ends);
+    const Bytes said = ends.client.to_send().last(kPublicKeyBytes + kMacBytes);
+    EXPECT_EQ(Copy(said.first(kPublicKeyBytes)) == public_key, !Asks());
+    Hear(&ends.server, ends.client.to_send());
+    ASSERT_EQ(ends.client.Feed(ends.server.reply()), ClientHandshake::State::kDone);
+    const ConnectionKeys a = ends.client.Keys().value(), b = ends.server.Keys().value();
+    EXPECT_EQ(Copy(a.from_client.bytes()), Copy(b.from_client.bytes()));
+    EXPECT_EQ(Copy(a.from_server.bytes()), Copy(b.from_server.bytes()));
+    EXPECT_TRUE(seen.insert(Copy(a.from_client.bytes())).second);
+    EXPECT_TRUE(seen.insert(Copy(a.from_server.bytes())).second);
+  }
+  HandshakeTerms wrong = rank;
+  wrong.key = Key(Mac{});
+  EXPECT_EQ(ServerSays(wrong), HandshakeFault::kMac);
+  // Another pair that claims the same public key does not have the private one.
+  rank.own = ServerKey::Create().value();
+  Ends ends = Begin(&terms_, &rank);
+  Greet(&ends);
+  std::vector<std::byte> claimed = Copy(ends.client.to_send());
+  std::copy(public_key.begin(), public_key.end(), claimed.end() - kMacBytes - kPublicKeyBytes);
+  EXPECT_EQ(Hear(&ends.server, claimed), ServerHandshake::State::kFailed);
+  EXPECT_EQ(ends.server.fault(), HandshakeFault::kMac);
+}
+
 // A man in the middle connects a client that wants one rank to another rank of the communicator.
 TEST_P(HandshakeTest, AConnectionReachesTheRankThatItIsMeantFor) {
   ServerHandshake server;
