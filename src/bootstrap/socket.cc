@@ -30,6 +30,7 @@ namespace {
 constexpr int kBacklog = kMaxRanks;  // all may connect while this rank does something else
 constexpr rlim_t kSpareDescriptors = 64;
 constexpr Time kPollFailurePause = 10 * kMillisecond;
+constexpr int kMostRefusals = 10;  // of a write, each of which waits for 1 ms
 
 void DisableNagle(int fd) {
   const int on = 1;
@@ -285,8 +286,14 @@ IoResult WriteSome(int fd, Bytes bytes) {
 }
 
 bool WriteAll(int fd, Bytes bytes) {
-  while (!bytes.empty()) {
+  for (int refusals = 0; !bytes.empty();) {
     const IoResult sent = WriteSome(fd, bytes);
+    if (sent.error == EAGAIN && refusals < kMostRefusals) {
+      ++refusals;
+      pollfd writable{.fd = fd, .events = POLLOUT, .revents = 0};
+      (void)poll(&writable, 1, 1);
+      continue;
+    }
     if (sent.error != 0) return false;
     bytes = bytes.subspan(sent.bytes);
   }

@@ -83,7 +83,8 @@ struct IoResult {
 };
 IoResult ReadSome(int fd, std::span<std::byte> out);
 IoResult WriteSome(int fd, Bytes bytes);
-// Writes a few bytes, which a new connection always accepts. Returns false if it does not.
+// Writes a few bytes, which a new connection accepts: at once, or, where the machine is short of
+// memory, within 10 ms. Returns false if it does not.
 bool WriteAll(int fd, Bytes bytes);
 
 // Waits for `events` on one descriptor. Returns true if there is an event (or an error, which
