@@ -100,28 +100,26 @@ def _give(comm, holders, kind, itemsize, parts):
     chunk = -(-total // (rounds * len(holders) * itemsize)) * itemsize
     how = {"codec": "lossless"} if kind in _FLOATS else {}
     as_kind = DataType(kind) if kind in _FLOATS else DataType.UINT8
-    buffers = [(bytearray(chunk), bytearray(chunk * comm.size)) for _ in range(2)]
+    buffers = [(bytearray(chunk), bytearray(chunk * comm.size)) for _ in range(min(2, rounds))]
 
     def gather(send, recv):
         comm.Allgather((send, as_kind), (recv, as_kind), **how)
 
-    def store(begin, recv):
+    def finish(call, begin, recv):
+        call.result()
         for place, rank in enumerate(holders if take else ()):
             _copy(parts, ends, begin + place * chunk, recv, rank * chunk, chunk, True)
 
-    with ThreadPoolExecutor(1) as calls:  # copies while it gathers
-        under_way = None
+    with ThreadPoolExecutor(1) as calls:  # one round is copied while the next one is gathered
+        under_way = []
         for i, begin in enumerate(range(0, total, chunk * len(holders))):
             send, recv = buffers[i % 2]
             if not take:
                 _copy(parts, ends, begin + holders.index(comm.rank) * chunk, send, 0, chunk, False)
-            call = calls.submit(gather, send, recv)
-            if under_way is not None:
-                under_way[0].result()
-                store(*under_way[1:])
-            under_way = call, begin, recv
-        under_way[0].result()
-        store(*under_way[1:])
+            under_way.append((calls.submit(gather, send, recv), begin, recv))
+            if len(under_way) == 2:
+                finish(*under_way.pop(0))
+        finish(*under_way.pop())
 
 
 def _copy(parts, ends, at, buffer, offset, length, into_parts):

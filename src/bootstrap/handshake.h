@@ -79,12 +79,11 @@ class ServerKey {
   static Result<std::shared_ptr<ServerKey>> Create();
 
   explicit ServerKey(KeyExchange exchange) : exchange_(std::move(exchange)) {}
-  const KeyExchange& exchange() const { return exchange_; }
   const PublicKey& public_key() const { return exchange_.public_key(); }
-  // As KeyExchange::Agree, which takes the time of ten messages; at once after Keep.
+  // As KeyExchange::Agree; without its arithmetic after Keep.
   Result<Key> Agree(const PublicKey& peer) const;
-  // `agreed` is that with `peer`, who has proven that it knows the key of the handshake: a stranger
-  // fills no memory.
+  // `agreed` is what Agree gave for `peer`: one from the table, or one who has proven that it knows
+  // the key of the handshake. A stranger fills no memory.
   void Keep(const PublicKey& peer, const Key& agreed);
   // Whether no hello with this MAC has come before.
   bool IsNew(const Mac& hello);

@@ -30,7 +30,7 @@ namespace {
 constexpr int kBacklog = kMaxRanks;  // all may connect while this rank does something else
 constexpr rlim_t kSpareDescriptors = 64;
 constexpr Time kPollFailurePause = 10 * kMillisecond;
-constexpr int kMostRefusals = 10;  // of a write, each of which waits for 1 ms
+constexpr int kMostRefusals = 10;  // of a write, 1 ms apart
 
 void DisableNagle(int fd) {
   const int on = 1;
@@ -290,8 +290,7 @@ bool WriteAll(int fd, Bytes bytes) {
     const IoResult sent = WriteSome(fd, bytes);
     if (sent.error == EAGAIN && refusals < kMostRefusals) {
       ++refusals;
-      pollfd writable{.fd = fd, .events = POLLOUT, .revents = 0};
-      (void)poll(&writable, 1, 1);
+      SleepUntil(SystemClock().Now() + kMillisecond);
       continue;
     }
     if (sent.error != 0) return false;

@@ -62,8 +62,7 @@ Router::Channel& Router::ChannelTo(int rank) {
     return bootstrap::Hkdf(secret.bytes(), terms_.communicator,
                            fmt::format("inccl control {} to {}", from, to));
   };
-  const Result<bootstrap::Key> secret =
-      terms_.key->exchange().Agree(terms_.keys[static_cast<size_t>(rank)]);
+  const Result<bootstrap::Key> secret = terms_.key->Agree(terms_.keys[static_cast<size_t>(rank)]);
   if (!secret.ok()) throw std::bad_alloc();
   const Result<bootstrap::Key> out = direction(*secret, terms_.rank, rank);
   const Result<bootstrap::Key> in = direction(*secret, rank, terms_.rank);

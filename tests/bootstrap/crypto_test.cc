@@ -111,6 +111,16 @@ class HandshakeTest : public ::testing::TestWithParam<bool> {
     (void)server->Feed(hello.first(kAskBytes));
     return server->Feed(hello.subspan(kAskBytes));
   }
+  // From the hello on: both ends have the same keys, which are not in `seen`.
+  static void ExpectNewKeys(Ends* ends, std::set<std::vector<std::byte>>* seen) {
+    Hear(&ends->server, ends->client.to_send());
+    ASSERT_EQ(ends->client.Feed(ends->server.reply()), ClientHandshake::State::kDone);
+    const ConnectionKeys a = ends->client.Keys().value(), b = ends->server.Keys().value();
+    EXPECT_EQ(Copy(a.from_client.bytes()), Copy(b.from_client.bytes()));
+    EXPECT_EQ(Copy(a.from_server.bytes()), Copy(b.from_server.bytes()));
+    EXPECT_TRUE(seen->insert(Copy(a.from_client.bytes())).second);
+    EXPECT_TRUE(seen->insert(Copy(a.from_server.bytes())).second);
+  }
   // The server's verdict on what this client says.
   HandshakeFault ServerSays(const HandshakeTerms& client, uint32_t rank = 2, uint32_t nranks = 5) {
     Ends ends = Begin(&terms_, &client, rank, nranks);
@@ -215,13 +225,7 @@ TEST_P(HandshakeTest, BothSidesGetTheSameNewKeys) {
   for (int round = 0; round < 20; ++round) {
     Ends ends = Begin(&terms_, &terms_);
     Greet(&ends);
-    Hear(&ends.server, ends.client.to_send());
-    ASSERT_EQ(ends.client.Feed(ends.server.reply()), ClientHandshake::State::kDone);
-    const ConnectionKeys a = ends.client.Keys().value(), b = ends.server.Keys().value();
-    EXPECT_EQ(Copy(a.from_client.bytes()), Copy(b.from_client.bytes()));
-    EXPECT_EQ(Copy(a.from_server.bytes()), Copy(b.from_server.bytes()));
-    EXPECT_TRUE(seen.insert(Copy(a.from_client.bytes())).second);
-    EXPECT_TRUE(seen.insert(Copy(a.from_server.bytes())).second);
+    ExpectNewKeys(&ends, &seen);
   }
 }
 
@@ -236,13 +240,7 @@ TEST_P(HandshakeTest, ARankConnectsWithItsOwnKeyPair) {
     Greet(&ends);
     const Bytes said = ends.client.to_send().last(kPublicKeyBytes + kMacBytes);
     EXPECT_EQ(Copy(said.first(kPublicKeyBytes)) == public_key, !Asks());
-    Hear(&ends.server, ends.client.to_send());
-    ASSERT_EQ(ends.client.Feed(ends.server.reply()), ClientHandshake::State::kDone);
-    const ConnectionKeys a = ends.client.Keys().value(), b = ends.server.Keys().value();
-    EXPECT_EQ(Copy(a.from_client.bytes()), Copy(b.from_client.bytes()));
-    EXPECT_EQ(Copy(a.from_server.bytes()), Copy(b.from_server.bytes()));
-    EXPECT_TRUE(seen.insert(Copy(a.from_client.bytes())).second);
-    EXPECT_TRUE(seen.insert(Copy(a.from_server.bytes())).second);
+    ExpectNewKeys(&ends, &seen);
   }
   HandshakeTerms wrong = rank;
   wrong.key = Key(Mac{});
