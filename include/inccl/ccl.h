@@ -693,14 +693,13 @@ CCL_API ccl_result_t ccl_residual_import(ccl_residual_t residual, const float* v
 CCL_API ccl_result_t ccl_residual_reset(ccl_residual_t residual);
 
 /**
- * Takes back the last call if it was a later one than `operation`. When a rank dies, a call may
- * have succeeded on some ranks only; after ccl_comm_shrink, all ranks pass what
- * ccl_comm_last_completed says of the new communicator, and repeat the later calls: every residual
- * then is as before them. One call can be taken back, and only until the next call, import, reset
- * or rollback: calls up to `operation` are final, because the new communicator counts from 1 again.
- * So all residuals go through it after each shrink, also those whose calls have all completed.
+ * Takes back the residual's last call if some rank of `comm` has not completed it. When a rank
+ * dies, a call may have succeeded on some ranks only. `comm` is what ccl_comm_shrink has made, or
+ * comes from it by split, grow or another shrink; the ranks repeat the calls after the one that
+ * ccl_comm_last_completed names. A call on such a communicator does this first, so this function is
+ * only for who reads the residual before. CCL_INVALID_USAGE while a call uses the residual.
  */
-CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t operation);
+CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, ccl_comm_t comm);
 
 /**
  * Computes what a codec promises for `count` elements on `nranks` ranks. `bits`: bits per element
@@ -826,7 +825,7 @@ CCL_API ccl_result_t ccl_reducer_state_import(ccl_reducer_state_t state, const v
                                               size_t size);
 
 /** As ccl_residual_rollback, for a state. */
-CCL_API ccl_result_t ccl_reducer_state_rollback(ccl_reducer_state_t state, uint64_t operation);
+CCL_API ccl_result_t ccl_reducer_state_rollback(ccl_reducer_state_t state, ccl_comm_t comm);
 
 /**
  * An all-reduce of the state's tensor by its reducer: some elements, factors or sketches travel, in

@@ -436,6 +436,14 @@ class [[nodiscard]] Communicator {
   std::unique_ptr<Cell> cell_;
 };
 
+inline Status Residual::Rollback(const Communicator& comm) noexcept {
+  return Status(ccl_residual_rollback(get(), comm.get()));
+}
+
+inline Status ReducerState::Rollback(const Communicator& comm) noexcept {
+  return Status(ccl_reducer_state_rollback(get(), comm.get()));
+}
+
 }  // namespace v0_1
 }  // namespace inccl::api
 

@@ -55,7 +55,7 @@ class LoneRank {
       : state_(reducer.NewState({.rows = rows, .cols = cols})) {}
 
   Status Call(const Vector& input, Vector* output) {
-    ReducerUse use(state_.get());
+    ReducerUse use(state_.get(), lineage_);
     CollectiveArgs args;
     args.nranks = 1;
     args.step = state_->calls();
@@ -73,6 +73,7 @@ class LoneRank {
 
  private:
   const std::unique_ptr<ReducerState> state_;
+  const Lineage lineage_;
   std::vector<std::byte> sent_;
   uint64_t calls_ = 0;
 };

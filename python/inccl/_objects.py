@@ -113,10 +113,10 @@ class Residual(Unpicklable):
         """Sets the values to zero."""
         check(lib.ccl_residual_reset(self._handle))
 
-    def rollback(self, operation: int) -> None:
-        """After shrink: takes back the last call if it was later than comm.last_completed()."""
-        check(lib.ccl_residual_rollback(self._handle, in_range("operation", operation, 0,
-                                                               2**64 - 1)))
+    def rollback(self, comm) -> None:
+        """Takes back the last call if some rank of comm, which comes from shrink, has not completed it. A call on
+        comm does this first."""
+        check(lib.ccl_residual_rollback(self._handle, comm._get()))
 
 
 class Reducer(_Parsed):
@@ -162,10 +162,9 @@ class ReducerState(Unpicklable):
         """As a new state."""
         check(lib.ccl_reducer_state_reset(self._handle))
 
-    def rollback(self, operation: int) -> None:
-        """After shrink: takes back the last call if it was later than comm.last_completed()."""
-        check(lib.ccl_reducer_state_rollback(self._handle, in_range("operation", operation, 0,
-                                                                    2**64 - 1)))
+    def rollback(self, comm) -> None:
+        """As Residual.rollback."""
+        check(lib.ccl_reducer_state_rollback(self._handle, comm._get()))
 
 
 class Stream(Unpicklable):

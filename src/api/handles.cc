@@ -387,6 +387,5 @@ void ccl_comm::Clear() {
   cancelled.store(false);
   delivered.store(true);
   options = {};
-  inherited_completed.reset();
   reductions.Clear();
 }

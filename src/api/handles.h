@@ -115,7 +115,6 @@ struct ccl_comm {
   inccl::InitOptions options;
   uint64_t fork_generation = 0;
   int device = -1;  // current when this was made, or given to ccl_comm_init_all
-  std::optional<uint64_t> inherited_completed;  // of a shrunk communicator
   inccl::Reductions reductions;
   std::optional<inccl::UniqueId> invitation;  // of ccl_comm_get_unique_id, the last one
 

@@ -23,32 +23,28 @@ Result<InitOptions> ChildOptions(ccl_comm_t parent, const ccl_config_t* config) 
   return ResolveOptions(config);
 }
 
-// What a split or shrink makes.
-struct Part {
-  std::shared_ptr<Communicator> communicator;  // nullptr: a split without a colour
-  std::optional<uint64_t> last_completed;      // of a shrink
-};
+// What a split, shrink or growth makes; nullptr: a split without a colour.
+using Made = Result<std::shared_ptr<Communicator>>;
 
-// A split or shrink whose arguments are checked.
+// A split, shrink or growth whose arguments are checked.
 struct Division {
-  std::function<Result<Part>()> run;
+  std::function<Made()> run;
   bool takes_part = true;  // false: a split without a colour
 };
 
 Status DivideNow(const Division& division, const InitOptions& options, ccl_comm_t* newcomm) {
   InitOptions own = options;  // copied first, because it may throw
-  Result<Part> made = division.run();
+  Made made = division.run();
   if (!made.ok()) return made.status();
-  if (made->communicator == nullptr) return Status::Ok();
+  if (*made == nullptr) return Status::Ok();
   ccl_comm_t handle = NewComm();
   handle->options = std::move(own);
-  handle->inherited_completed = made->last_completed;
-  Publish(handle, std::move(made->communicator));
+  Publish(handle, std::move(made));
   *newcomm = handle;
   return Status::Ok();
 }
 
-Result<Part> RunGuarded(const Division& division) {
+Made RunGuarded(const Division& division) {
   try {
     return division.run();
   } catch (const std::bad_alloc&) {
@@ -60,12 +56,8 @@ Result<Part> RunGuarded(const Division& division) {
 
 // The thread of a division with blocking = 0. The order of the steps: who has seen that either
 // communicator is no longer in progress can use both.
-void Deliver(ccl_comm_t parent, ccl_comm_t child, ccl_comm::State before, Result<Part> made) {
-  if (child != nullptr) {
-    if (made.ok()) child->inherited_completed = made->last_completed;
-    Publish(child, made.ok() ? Result<std::shared_ptr<Communicator>>(std::move(made->communicator))
-                             : Result<std::shared_ptr<Communicator>>(made.status()));
-  }
+void Deliver(ccl_comm_t parent, ccl_comm_t child, ccl_comm::State before, Made made) {
+  if (child != nullptr) Publish(child, std::move(made));
   parent->state.store(before);
   // The caller has ended it meanwhile.
   if (child != nullptr && child->delivered.exchange(true)) AbortAndFree(child);
@@ -139,17 +131,16 @@ Status SharingOutOfMemory(Communicator* parent, const Function& function) {
 
 // A split or a growth: `make` runs with `parent`, and running out of memory fails both.
 template <typename Make>
-std::function<Result<Part>()> Sharing(std::shared_ptr<Communicator> parent, Make make) {
-  return [parent = std::move(parent), make = std::move(make)]() -> Result<Part> {
-    Part part;
+std::function<Made()> Sharing(std::shared_ptr<Communicator> parent, Make make) {
+  return [parent = std::move(parent), make = std::move(make)]() -> Made {
+    std::shared_ptr<Communicator> child;
     const Status status = SharingOutOfMemory(parent.get(), [&]() -> Status {
-      Result<std::shared_ptr<Communicator>> made = make(parent.get());
-      if (!made.ok()) return made.status();
-      part.communicator = *std::move(made);
-      return Status::Ok();
+      Made made = make(parent.get());
+      if (made.ok()) child = *std::move(made);
+      return made.status();
     });
     if (!status.ok()) return status;
-    return part;
+    return child;
   };
 }
 
@@ -223,7 +214,7 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
     if (!options.ok()) return options.status();
     const bool in_group = inccl::Group::Current() != nullptr;
     const auto shrink = [parent = comm->impl, set = *set, flags, in_group,
-                         options = *options]() -> Result<inccl::Part> {
+                         options = *options]() -> inccl::Made {
       // Earlier calls of the group complete first, including those on streams.
       if (in_group && flags == CCL_SHRINK_DEFAULT) parent->WaitIdle();
       if (flags == CCL_SHRINK_ABORT) {
@@ -233,9 +224,7 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
         return InvalidArgument(
             "comm: calls are in progress on streams; synchronize, or pass CCL_SHRINK_ABORT");
       }
-      Result<inccl::Shrunk> made = inccl::Shrink(parent.get(), set, options);
-      if (!made.ok()) return made.status();
-      return inccl::Part{std::move(made->communicator), made->last_completed};
+      return inccl::Shrink(parent.get(), set, options);
     };
     return inccl::Divide(comm, {shrink}, *options, newcomm);
   });
@@ -304,7 +293,7 @@ ccl_result_t ccl_comm_last_completed(ccl_comm_t comm, uint64_t* operation) {
     const Lease lease(comm, Need::kExists);
     if (!lease.ok()) return lease.status();
     if (operation == nullptr) return InvalidArgument("operation: NULL");
-    *operation = comm->inherited_completed ? *comm->inherited_completed : lease->completed();
+    *operation = lease->lineage().completed().value_or(lease->completed());
     return Status::Ok();
   });
 }

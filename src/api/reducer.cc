@@ -117,8 +117,12 @@ ccl_result_t ccl_reducer_state_import(ccl_reducer_state_t state, const void* dat
   });
 }
 
-ccl_result_t ccl_reducer_state_rollback(ccl_reducer_state_t state, uint64_t operation) {
-  return inccl::WithState(state, [=](ReducerState* impl) { return impl->Rollback(operation); });
+ccl_result_t ccl_reducer_state_rollback(ccl_reducer_state_t state, ccl_comm_t comm) {
+  return inccl::WithState(state, [&](ReducerState* impl) -> Status {
+    const Lease lease(comm, Need::kExists);
+    if (!lease.ok()) return lease.status();
+    return impl->Settle(lease->lineage());
+  });
 }
 
 namespace inccl {
@@ -218,6 +222,10 @@ ccl_result_t ccl_residual_reset(ccl_residual_t residual) {
   return inccl::WithResidual(residual, [](Residual* impl) { return impl->Reset(); });
 }
 
-ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t operation) {
-  return inccl::WithResidual(residual, [=](Residual* impl) { return impl->Rollback(operation); });
+ccl_result_t ccl_residual_rollback(ccl_residual_t residual, ccl_comm_t comm) {
+  return inccl::WithResidual(residual, [&](Residual* impl) -> Status {
+    const Lease lease(comm, Need::kExists);
+    if (!lease.ok()) return lease.status();
+    return impl->Settle(lease->lineage());
+  });
 }

@@ -36,6 +36,7 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
     : rank_(ends.rank),
       nranks_(ends.nranks),
       name_(std::move(ends.name)),
+      lineage_(*ends.lineage),
       transport_(ends.transport),
       liveness_(ends.liveness),
       engines_(ends.engines),
@@ -215,7 +216,8 @@ Status CollectiveRunner::Execute(const Call& call, Plans* plans, Plan* plan, Eng
   const Algorithm algorithm = plan->choice.algorithm;
   std::optional<ResidualUse> use;
   if (call.residual != nullptr) {
-    if (const Status& taken = use.emplace(call.residual.get()).status(); !taken.ok()) return taken;
+    if (const Status& taken = use.emplace(call.residual.get(), lineage_).status(); !taken.ok())
+      return taken;
     feedback_.Use(state, call.residual.get(), TraitsOf(algorithm).one_owner);
     state = &feedback_;
   }
@@ -355,7 +357,7 @@ Status CollectiveRunner::RunAloneWithResidual(const Call& call) const {
     if (!status.ok()) return status;
     from = to = staged.data();
   }
-  ResidualUse use(call.residual.get());
+  ResidualUse use(call.residual.get(), lineage_);
   if (!use.status().ok()) return use.status();
   FeedbackState::CombineAlone(call, from, to, call.residual.get());
   Status status;

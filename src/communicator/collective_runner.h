@@ -97,6 +97,7 @@ class CollectiveRunner {
   struct Ends {
     int rank = 0, nranks = 1;
     std::string name;  // of the rank and the communicator, for messages
+    const Lineage* lineage = nullptr;
     Transport* transport = nullptr;
     Liveness* liveness = nullptr;
     DeviceEngines* engines = nullptr;
@@ -178,6 +179,7 @@ class CollectiveRunner {
 
   const int rank_, nranks_;
   const std::string name_;
+  const Lineage& lineage_;
   Transport* const transport_;
   Liveness* const liveness_;
   DeviceEngines* const engines_;

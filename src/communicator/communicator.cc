@@ -72,6 +72,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       runner_({.rank = ends_.rank,
                .nranks = ends_.nranks,
                .name = rank_name(),
+               .lineage = &lineage_,
                .transport = ends_.transport.get(),
                .liveness = &liveness_,
                .engines = &engines_,

@@ -66,6 +66,11 @@ class Communicator {
   // it would need more memory than is committed. The user's first such call then finds schedule,
   // lanes and pages in place.
   Status WarmUp(Time deadline, const Cancel& cancelled);
+  // Before the first call. `completed`: Lineage's.
+  void DescendFrom(const Communicator& parent, std::optional<uint64_t> completed = {}) {
+    lineage_ = Lineage(parent.lineage_, completed);
+  }
+  const Lineage& lineage() const { return lineage_; }
   // Marks the end of creation. From now on a fatal error may end the process.
   void Begin() { sticky_error_.Begin(); }
 
@@ -188,6 +193,7 @@ class Communicator {
   CommEnds ends_;
   const CommOptions options_;
   const std::shared_ptr<const std::string> label_;
+  Lineage lineage_;
   ShrinkAgreement shrink_agreement_;
   Invitations invitations_;
   std::atomic<uint64_t> splits_{0};

@@ -113,7 +113,7 @@ Status CollectiveRunner::Concatenate(const Call& call) {
   for (const FusedVector& vector : *call.vectors) {
     if (vector.residual == nullptr) continue;
     feeds_back = true;
-    const Status& taken = uses.emplace_back(vector.residual.get()).status();
+    const Status& taken = uses.emplace_back(vector.residual.get(), lineage_).status();
     if (!taken.ok()) return taken;
   }
   fused_.resize(call.bytes());
@@ -291,7 +291,7 @@ Status CollectiveRunner::CheckRounds(const Call& call) const {
 }
 
 Status CollectiveRunner::Reduce(const Call& call) {
-  ReducerUse use(call.reducer.get());
+  ReducerUse use(call.reducer.get(), lineage_);
   if (!use.status().ok()) return use.status();
   Call settled = call;
   // The leaders and selections of a tensor follow from its own calls.

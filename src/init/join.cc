@@ -373,12 +373,14 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
       static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
       [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
   if (!joined.ok()) return parent->CauseOf(joined.status());
+  (*joined)->DescendFrom(*parent);
   return joined;
 }
 
-Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options) {
+Result<std::shared_ptr<Communicator>> Shrink(Communicator* parent, const RankSet& excluded,
+                                             const InitOptions& options) {
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
-  Shrunk shrunk;
+  std::shared_ptr<Communicator> shrunk;
   ShrinkAgreement::Steps steps;
   OwnId id_of_this_round;
   steps.create_id = [&] { return id_of_this_round.Create(options.environment); };
@@ -397,7 +399,7 @@ Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitO
       id_of_this_round.Withdraw();
       return joined.status();
     }
-    shrunk.communicator = *std::move(joined);
+    shrunk = *std::move(joined);
     return Status::Ok();
   };
   Result<ShrinkAgreement::Outcome> outcome =
@@ -405,7 +407,7 @@ Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitO
   if (!outcome.ok()) {
     return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);
   }
-  shrunk.last_completed = outcome->last_completed;
+  shrunk->DescendFrom(*parent, outcome->last_completed);
   return shrunk;
 }
 
@@ -496,6 +498,7 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
       },
       with_parent);
   if (!joined.ok()) return parent->CauseOf(joined.status());
+  (*joined)->DescendFrom(*parent);
   return joined;
 }
 

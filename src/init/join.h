@@ -37,11 +37,8 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
 Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
                                             const InitOptions& options);
 
-struct Shrunk {
-  std::shared_ptr<Communicator> communicator;
-  uint64_t last_completed = 0;  // operations of the parent that completed on every member
-};
-Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options);
+Result<std::shared_ptr<Communicator>> Shrink(Communicator* parent, const RankSet& excluded,
+                                             const InitOptions& options);
 
 // The part of a member of the parent; the others join with JoinWithId. The members' ranks and their
 // id may differ in that some have none: who has no id (nullptr) gets it from who has.

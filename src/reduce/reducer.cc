@@ -134,9 +134,16 @@ std::vector<float> ReducerState::FirstWarm() const {
   return options_.momentum != 0 ? std::vector<float>(options_.tensor.count()) : options_.warm;
 }
 
-Status ReducerState::Take() {
+Status ReducerState::Take(const Lineage& lineage) {
   if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
+  TakeBackUnless(lineage.Counts(last_));
   return Status::Ok();
+}
+
+void ReducerState::TakeBackUnless(bool counts) {
+  if (counts || last_.operation == 0) return;
+  std::swap(kept_, former_);
+  last_ = {};
 }
 
 void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std::byte* output) {
@@ -209,7 +216,7 @@ void ReducerState::CloseResidual() {
   }
 }
 
-void ReducerState::End(bool committed, uint64_t operation) {
+void ReducerState::End(const std::optional<CallName>& committed) {
   if (committed) {
     if (options_.residual) {
       CloseResidual();
@@ -219,7 +226,7 @@ void ReducerState::End(bool committed, uint64_t operation) {
     former_.warm.swap(kept_.warm);
     kept_.warm.swap(pending_.warm);
     former_.calls = kept_.calls++;
-    undoable_ = operation;
+    last_ = *committed;
   }
   taken_.store(false, std::memory_order_release);
 }
@@ -271,7 +278,7 @@ Status ReducerState::Import(std::span<const std::byte> bytes) {
       return InvalidArgument("data: an exported state of a reducer that is cut or damaged");
     }
     kept_ = std::move(kept);
-    undoable_ = 0;
+    last_ = {};
     return Status::Ok();
   });
 }
@@ -281,16 +288,14 @@ Status ReducerState::Reset() {
     std::fill(kept_.residual.begin(), kept_.residual.end(), 0.0f);
     kept_.warm = FirstWarm();
     kept_.calls = 0;
-    undoable_ = 0;
+    last_ = {};
     return Status::Ok();
   });
 }
 
-Status ReducerState::Rollback(uint64_t operation) {
+Status ReducerState::Settle(const Lineage& lineage) {
   return WhileUnused([&] {
-    // Otherwise the call is final, as in Residual.
-    if (undoable_ > operation) std::swap(kept_, former_);
-    undoable_ = 0;
+    TakeBackUnless(lineage.Counts(last_));
     return Status::Ok();
   });
 }

@@ -15,12 +15,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/lineage.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"
@@ -80,10 +82,11 @@ class ReducerState {
   // The number of committed calls.
   uint64_t calls() const { return kept_.calls; }
 
-  // A call begins; kInvalidUsage while another one uses the state. End gives it back.
-  Status Take();
-  // `committed`: the call has succeeded. `operation`: its number.
-  void End(bool committed, uint64_t operation);
+  // A call begins on a communicator of this lineage, as Settle begins it; kInvalidUsage while
+  // another one uses the state. End gives it back.
+  Status Take(const Lineage& lineage);
+  // With the name of the call: it has succeeded.
+  void End(const std::optional<CallName>& committed);
 
   // Reads the input. `call` has nranks, rank, op (sum or average), seed and step. The output, which
   // may be the input, is written by the last Consume and WriteResult.
@@ -105,9 +108,8 @@ class ReducerState {
   Result<std::vector<std::byte>> Export();
   Status Import(std::span<const std::byte> bytes);
   Status Reset();
-  // Back to the state before the last committed call, if that had a number above `operation`; else
-  // that call can not be taken back any more.
-  Status Rollback(uint64_t operation);
+  // Back to the state before the last committed call, unless that counts.
+  Status Settle(const Lineage& lineage);
 
  protected:
   // What a committed call changes. Empty vectors: the method has none.
@@ -143,6 +145,7 @@ class ReducerState {
  private:
   template <typename Body>
   Status WhileUnused(const Body& body);
+  void TakeBackUnless(bool counts);
   void CloseResidual();
   std::vector<float> FirstWarm() const;
 
@@ -155,29 +158,31 @@ class ReducerState {
   uint32_t largest_ = 0;
   std::vector<float> converted_;  // the result of other types than fp32
   std::span<float> result_;       // empty until it is asked for
-  uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
+  CallName last_;                 // as in Residual
   std::atomic<bool> taken_{false};
 };
 
 // A call's use of a state, which ends without effect unless the call commits it.
 class ReducerUse {
  public:
-  explicit ReducerUse(ReducerState* state) : state_(state), status_(state->Take()) {}
-  ~ReducerUse() { End(false, 0); }
+  ReducerUse(ReducerState* state, const Lineage& lineage)
+      : state_(state), status_(state->Take(lineage)), communicator_(lineage.number()) {}
+  ~ReducerUse() { End({}); }
   ReducerUse(const ReducerUse&) = delete;
   ReducerUse& operator=(const ReducerUse&) = delete;
 
   const Status& status() const { return status_; }
-  void Commit(uint64_t operation) { End(true, operation); }
+  void Commit(uint64_t operation) { End(CallName{communicator_, operation}); }
 
  private:
-  void End(bool committed, uint64_t operation) {
-    if (state_ != nullptr && status_.ok()) state_->End(committed, operation);
+  void End(const std::optional<CallName>& committed) {
+    if (state_ != nullptr && status_.ok()) state_->End(committed);
     state_ = nullptr;
   }
 
   ReducerState* state_;
   const Status status_;
+  const uint64_t communicator_;
 };
 
 // A method with its codec, made from a specification. Immutable; all threads share it.

@@ -82,9 +82,11 @@ class CodecWorld {
   // Ends the use of the residuals by the call that has run.
   void EndResiduals(bool committed, uint64_t operation) {
     for (const std::unique_ptr<Residual>& residual : *residuals_) {
-      residual->End(committed, operation);
+      residual->End(committed ? std::optional(CallName{lineage_.number(), operation})
+                              : std::nullopt);
     }
   }
+  const Lineage& lineage() const { return lineage_; }
 
   const CodecStats& stats(int rank) const { return ranks_[static_cast<size_t>(rank)]->stats; }
   const RequestStats& sent(int rank) const {
@@ -92,6 +94,7 @@ class CodecWorld {
   }
 
  private:
+  const Lineage lineage_;
   struct Rank {
     Rank(Transport* transport, const Codec& codec)
         : lanes(transport), state(codec.NewState()), task(&engine) {}
@@ -121,7 +124,7 @@ class CodecWorld {
     CodecState* state = rank.state.get();
     if (residuals_ != nullptr) {
       Residual* residual = (*residuals_)[static_cast<size_t>(call.rank)].get();
-      ASSERT_TRUE(residual->Take().ok());
+      ASSERT_TRUE(residual->Take(lineage_).ok());
       rank.feedback.Use(state, residual, TraitsOf(algorithm).one_owner);
       state = &rank.feedback;
     }

@@ -28,84 +28,126 @@ std::vector<float> ValuesOf(Residual* residual) {
   return values;
 }
 
-void Commit(Residual* residual, std::vector<float> errors, uint64_t operation) {
-  ASSERT_TRUE(residual->Take().ok());
+void Commit(Residual* residual, const Lineage& lineage, std::vector<float> errors,
+            uint64_t operation) {
+  ResidualUse use(residual, lineage);
+  ASSERT_TRUE(use.status().ok());
   residual->SetErrors(0, errors);
-  residual->End(true, operation);
+  use.Commit(operation);
 }
 
 TEST(ResidualTest, ServesOneCallAtATime) {
   Residual residual(2, {});
-  ASSERT_TRUE(residual.Take().ok());
+  const Lineage lineage;
+  ASSERT_TRUE(residual.Take(lineage).ok());
   std::vector<float> values(2);
-  EXPECT_EQ(residual.Take().code(), Code::kInvalidUsage);
+  EXPECT_EQ(residual.Take(lineage).code(), Code::kInvalidUsage);
   EXPECT_EQ(residual.SetScale(2).code(), Code::kInvalidUsage);
   EXPECT_EQ(residual.Export(values).code(), Code::kInvalidUsage);
   EXPECT_EQ(residual.Import(values).code(), Code::kInvalidUsage);
   EXPECT_EQ(residual.Reset().code(), Code::kInvalidUsage);
-  EXPECT_EQ(residual.Rollback(0).code(), Code::kInvalidUsage);
-  residual.End(false, 1);
-  EXPECT_TRUE(residual.Take().ok());
-  residual.End(false, 2);
+  EXPECT_EQ(residual.Settle(lineage).code(), Code::kInvalidUsage);
+  residual.End({});
+  EXPECT_TRUE(residual.Take(lineage).ok());
+  residual.End({});
   EXPECT_TRUE(residual.Reset().ok());
 }
 
 TEST(ResidualTest, AUseEndsWithItsScope) {
   Residual residual(1, {});
+  const Lineage lineage;
   try {
-    const ResidualUse use(&residual);
+    const ResidualUse use(&residual, lineage);
     ASSERT_TRUE(use.status().ok());
-    EXPECT_EQ(ResidualUse(&residual).status().code(), Code::kInvalidUsage);
-    EXPECT_EQ(residual.Take().code(), Code::kInvalidUsage) << "the second use has ended the first";
+    EXPECT_EQ(ResidualUse(&residual, lineage).status().code(), Code::kInvalidUsage);
+    EXPECT_EQ(residual.Take(lineage).code(), Code::kInvalidUsage)
+        << "the second use has ended the first";
     throw std::bad_alloc();
   } catch (const std::bad_alloc&) {
   }
-  ASSERT_TRUE(residual.Take().ok());
-  residual.End(false, 1);
+  ASSERT_TRUE(residual.Take(lineage).ok());
+  residual.End({});
 }
+
+// A communicator that was made by shrinking another one, after so many of its calls.
+Lineage Shrunk(const Lineage& parent, uint64_t completed) { return Lineage(parent, completed); }
 
 TEST(ResidualTest, AFailedCallChangesNothing) {
   Residual residual(3, {});
-  Commit(&residual, {1, 2, 3}, 7);
-  ASSERT_TRUE(residual.Take().ok());
+  const Lineage lineage;
+  Commit(&residual, lineage, {1, 2, 3}, 7);
+  ASSERT_TRUE(residual.Take(lineage).ok());
   const std::vector<float> errors = {4, 5, 6};
   residual.SetErrors(0, errors);
-  residual.End(false, 8);
+  residual.End({});
   EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{1, 2, 3}));
   // Another rank may have failed in call 7 already.
-  EXPECT_TRUE(residual.Rollback(6).ok());
+  EXPECT_TRUE(residual.Settle(Shrunk(lineage, 6)).ok());
   EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{0, 0, 0}));
 }
 
-TEST(ResidualTest, RollbackIsForLaterCalls) {
+TEST(ResidualTest, ACallThatDoesNotCountIsTakenBackOnce) {
   Residual residual(1, {});
-  Commit(&residual, {1}, 4);
-  Commit(&residual, {2}, 6);
-  EXPECT_TRUE(residual.Rollback(5).ok());
+  const Lineage first;
+  Commit(&residual, first, {1}, 4);
+  Commit(&residual, first, {2}, 6);
+  EXPECT_TRUE(residual.Settle(first).ok());
+  EXPECT_TRUE(residual.Settle(Shrunk(first, 6)).ok());
+  EXPECT_TRUE(residual.Settle(Lineage()).ok()) << "that knows nothing of the first communicator";
+  EXPECT_EQ(ValuesOf(&residual)[0], 2);
+  const Lineage smaller = Shrunk(first, 5);
+  EXPECT_TRUE(residual.Settle(smaller).ok());
   EXPECT_EQ(ValuesOf(&residual)[0], 1);
-  EXPECT_TRUE(residual.Rollback(0).ok());
-  EXPECT_EQ(ValuesOf(&residual)[0], 1);
-  Commit(&residual, {3}, 7);
-  EXPECT_TRUE(residual.Rollback(7).ok());
+  EXPECT_TRUE(residual.Settle(Shrunk(smaller, 0)).ok());
+  EXPECT_EQ(ValuesOf(&residual)[0], 1) << "only one call is kept to be taken back";
+}
+
+// A residual that nobody has settled: the next call does it, however many communicators later.
+TEST(ResidualTest, TheNextCallTakesBackWhatDoesNotCount) {
+  for (const bool counts : {false, true}) {
+    Residual residual(1, {});
+    const Lineage first;
+    Commit(&residual, first, {1}, 4);
+    Commit(&residual, first, {2}, 5);
+    const Lineage smaller = Shrunk(first, counts ? 5 : 4);
+    const Lineage grown(smaller, std::nullopt);
+    const Lineage last = Shrunk(grown, 0);
+    const ResidualUse use(&residual, last);
+    std::vector<float> values(1);
+    residual.Scaled(0, values);
+    EXPECT_EQ(values[0], counts ? 2 : 1);
+  }
+}
+
+// Each communicator numbers its calls from 1.
+TEST(ResidualTest, NoCallOfAnotherCommunicatorIsTakenBack) {
+  Residual residual(1, {});
+  const Lineage first;
+  Commit(&residual, first, {3}, 7);
+  const Lineage grown(first, std::nullopt);
+  EXPECT_TRUE(residual.Settle(Shrunk(grown, 0)).ok()) << "the first call of `grown` has failed";
   EXPECT_EQ(ValuesOf(&residual)[0], 3);
-  EXPECT_TRUE(residual.Rollback(0).ok()) << "of a communicator whose first call has failed";
+  EXPECT_TRUE(residual.Settle(Shrunk(Shrunk(first, 7), 0)).ok());
   EXPECT_EQ(ValuesOf(&residual)[0], 3);
 }
 
-// Calls of another communicator have numbers of their own: what is taken back is the last call, not
-// an earlier one of equal number.
-TEST(ResidualTest, RollbackOfACallAfterAnEqualNumber) {
+// What is taken back is the last call, not an earlier one of equal number.
+TEST(ResidualTest, ACallAfterAnEqualNumberIsTakenBack) {
   constexpr size_t kElements = kSuperblock;
   Residual residual(kElements, {});
+  const Lineage first;
+  const Lineage grown(first, std::nullopt);
   const std::vector<float> zeros(kElements), sum(kElements, 1.0f);
-  ASSERT_TRUE(residual.Take().ok());
-  residual.SetErrors(0, zeros);
-  residual.SetTotal(0, 1, sum, zeros.data());
-  residual.End(true, 6);
-  Commit(&residual, zeros, 7);  // the rank does not own the superblock any more
+  {
+    ResidualUse use(&residual, first);
+    residual.SetErrors(0, zeros);
+    residual.SetTotal(0, 1, sum, zeros.data());
+    use.Commit(6);
+  }
+  Commit(&residual, first, zeros, 7);  // the rank does not own the superblock any more
   EXPECT_EQ(ValuesOf(&residual), sum);
-  Commit(&residual, zeros, 7);
-  EXPECT_TRUE(residual.Rollback(6).ok());
+  Commit(&residual, grown, zeros, 7);
+  EXPECT_TRUE(residual.Settle(Shrunk(grown, 6)).ok());
   EXPECT_EQ(ValuesOf(&residual), sum);
 }
 
@@ -114,13 +156,15 @@ TEST(ResidualTest, RollbackOfACallAfterAnEqualNumber) {
 TEST(ResidualTest, RollbackOfATotalInItsOwnCall) {
   constexpr size_t kElements = 2 * kSuperblock;
   const std::vector<float> zeros(kElements);
+  const Lineage lineage;
   const auto call = [&](Residual* residual, float first, float second, uint64_t operation) {
-    ASSERT_TRUE(residual->Take().ok());
+    ResidualUse use(residual, lineage);
+    ASSERT_TRUE(use.status().ok());
     residual->SetErrors(0, zeros);
     const std::vector<float> sum(kSuperblock, first), other(kSuperblock, second);
     residual->SetTotal(0, 1, sum, zeros.data());
     residual->SetTotal(1, 2, other, zeros.data());
-    residual->End(operation != 0, operation);
+    if (operation != 0) use.Commit(operation);
   };
   const auto expect = [](Residual* residual, float first, float second) {
     const std::vector<float> values = ValuesOf(residual);
@@ -139,11 +183,11 @@ TEST(ResidualTest, RollbackOfATotalInItsOwnCall) {
     call(&residual, 5, 10, 3);
     expect(&residual, 5, 5);
     if (fails) call(&residual, 7, 14, 0);
-    EXPECT_TRUE(residual.Rollback(2).ok());
+    EXPECT_TRUE(residual.Settle(Shrunk(lineage, 2)).ok());
     expect(&residual, 3, 3);
     call(&residual, 9, 18, 3);  // the call is made again
     expect(&residual, 9, 9);
-    EXPECT_TRUE(residual.Rollback(2).ok());
+    EXPECT_TRUE(residual.Settle(Shrunk(lineage, 2)).ok());
     expect(&residual, 3, 3);
   }
 }
@@ -151,17 +195,18 @@ TEST(ResidualTest, RollbackOfATotalInItsOwnCall) {
 TEST(ResidualTest, ScalesRoundsAndMixes) {
   Residual plain(2, {}), narrow(2, {.storage = DataType::kBfloat16});
   Residual mixed(2, {.storage = DataType::kFloat32, .keep = 0.5f});
+  const Lineage lineage;
   for (Residual* residual : {&plain, &narrow, &mixed}) {
-    Commit(residual, {1.001f, -3}, 1);
+    Commit(residual, lineage, {1.001f, -3}, 1);
   }
   EXPECT_EQ(ValuesOf(&plain), (std::vector<float>{1.001f, -3}));
   EXPECT_EQ(ValuesOf(&narrow), (std::vector<float>{1, -3}));
   EXPECT_EQ(ValuesOf(&mixed), (std::vector<float>{0.5f * 1.001f, -1.5f}));
-  Commit(&mixed, {8, 8}, 2);
+  Commit(&mixed, lineage, {8, 8}, 2);
   EXPECT_EQ(ValuesOf(&mixed)[1], 0.5f * -1.5f + 4);
   // What is kept has the scale that the call has sent it with.
   ASSERT_TRUE(mixed.SetScale(4).ok());
-  Commit(&mixed, {0, 8}, 3);
+  Commit(&mixed, lineage, {0, 8}, 3);
   EXPECT_EQ(ValuesOf(&mixed)[1], 0.5f * 4 * 3.25f + 4);
   ASSERT_TRUE(plain.SetScale(0.5f).ok());
   std::vector<float> scaled(1);
@@ -171,7 +216,7 @@ TEST(ResidualTest, ScalesRoundsAndMixes) {
 
 TEST(ResidualTest, WhatIsNotFiniteCountsAsZero) {
   Residual residual(3, {});
-  Commit(&residual,
+  Commit(&residual, Lineage(),
          {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 2}, 1);
   EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{0, 0, 2}));
 }

@@ -67,12 +67,12 @@ class Training {
     return result;
   }
 
-  // Back to the state after `operation` steps, which is the present one or the one before.
-  void BackTo(uint64_t operation) {
-    EXPECT_LE(operation, steps());
-    EXPECT_LE(steps(), operation + 1);
-    EXPECT_EQ(ccl_residual_rollback(residual_, operation), CCL_SUCCESS);
-    states_.resize(operation + 1);
+  // Back to the state after so many steps, which is the present one or the one before.
+  void BackTo(ccl_comm_t smaller, uint64_t steps_on_all) {
+    EXPECT_LE(steps_on_all, steps());
+    EXPECT_LE(steps(), steps_on_all + 1);
+    EXPECT_EQ(ccl_residual_rollback(residual_, smaller), CCL_SUCCESS);
+    states_.resize(steps_on_all + 1);
     EXPECT_EQ(State(), states_.back());
   }
 
@@ -142,7 +142,7 @@ int Body(const Side& side, const Case* c) {
   if (smaller == nullptr) return 11;
   uint64_t operation = 0;
   EXPECT_EQ(ccl_comm_last_completed(smaller, &operation), CCL_SUCCESS);
-  training.BackTo(operation);
+  training.BackTo(smaller, operation);
   while (!training.done()) {
     if (training.Step(smaller) != CCL_SUCCESS) return 12;
     training.ExpectConserved(smaller);
@@ -195,6 +195,39 @@ TEST_P(ResidualFaultTest, Row26_ARankDiesInACallWithErrorFeedback) {
               << "rank " << rank << " " << ends[static_cast<size_t>(rank)].Describe();
         }
       });
+}
+
+// A communicator that comes from another one counts its calls from 1. When its first call fails, no
+// call of the other one is taken back.
+int FailInTheFirstCallOfAChild(const Side& side) {
+  ccl_comm_t comm = nullptr, child = nullptr, smaller = nullptr;
+  if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+  Training training(side);
+  if (training.Step(comm) != CCL_SUCCESS) return 11;
+  if (ccl_comm_split(comm, 0, side.rank(), &child, nullptr) != CCL_SUCCESS) return 12;
+  side.mine().stage = 1;
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(side.Await(rank, 1));
+  if (side.rank() == kVictim) raise(SIGKILL);
+  EXPECT_EQ(training.Step(child), CCL_REMOTE_ERROR) << ccl_get_last_error(child);
+  if (ccl_comm_shrink(child, nullptr, 0, &smaller, nullptr, CCL_SHRINK_ABORT) != CCL_SUCCESS) {
+    return 13;
+  }
+  training.BackTo(smaller, 1);
+  while (!training.done()) {
+    if (training.Step(smaller) != CCL_SUCCESS) return 14;
+    training.ExpectConserved(smaller);
+  }
+  for (ccl_comm_t one : {smaller, child, comm}) EXPECT_EQ(ccl_comm_destroy(one), CCL_SUCCESS);
+  return 0;
+}
+
+TEST_P(ResidualFaultTest, AFailedFirstCallTakesBackNoneOfTheFormerCommunicator) {
+  ProcessWorld world({.nranks = kRanks}, FailInTheFirstCallOfAChild);
+  const std::vector<RankEnd>& ends = world.Wait();
+  EXPECT_TRUE(ends[kVictim].Killed(SIGKILL)) << ends[kVictim].Describe();
+  for (size_t rank = 0; rank < kVictim; ++rank) {
+    EXPECT_TRUE(ends[rank].Exited()) << "rank " << rank << " " << ends[rank].Describe();
+  }
 }
 INSTANTIATE_OVER_TRANSPORTS(ResidualFaultTest);
 

@@ -235,7 +235,8 @@ TEST(ReducerErrorTest, AStateInUseIsRefused) {
   while (!begun.load()) std::this_thread::yield();
   fault::Disarm();
   ExpectError(ccl_reducer_state_reset(state.get()), CCL_INVALID_USAGE, "a call is using it");
-  ExpectError(ccl_reducer_state_rollback(state.get(), 0), CCL_INVALID_USAGE, "a call is using it");
+  ExpectError(ccl_reducer_state_rollback(state.get(), comms[0][0]), CCL_INVALID_USAGE,
+              "a call is using it");
   ExpectError(ccl_allreduce_reduced(in.data(), out2.data(), state.get(), CCL_SUM, nullptr,
                                     comms[1][0], nullptr),
               CCL_INVALID_USAGE, "a call is using it");
@@ -334,7 +335,7 @@ int LoseTwoRanks(const Side& side) {
     uint64_t operation = 7;
     EXPECT_EQ(ccl_comm_last_completed(comms[death + 1], &operation), CCL_SUCCESS);
     EXPECT_EQ(operation, death == 0 ? 2u : 0u);
-    EXPECT_EQ(ccl_reducer_state_rollback(state.get(), operation), CCL_SUCCESS);
+    EXPECT_EQ(ccl_reducer_state_rollback(state.get(), comms[death + 1]), CCL_SUCCESS);
     EXPECT_EQ(Exported(state), kept);
   }
   EXPECT_EQ(step(comms[2]), CCL_SUCCESS);

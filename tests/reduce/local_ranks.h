@@ -52,6 +52,7 @@ class LocalRanks {
 
   size_t n() const { return states_.size(); }
   ReducerState* state(size_t rank) { return states_[rank].get(); }
+  const Lineage& lineage() const { return lineage_; }
   // Bytes that rank 0 has given to the collectives of the last call, by round.
   const std::vector<size_t>& sent() const { return sent_; }
 
@@ -61,7 +62,7 @@ class LocalRanks {
     Vectors results(n(), std::vector<float>(count_));
     sent_.clear();
     for (size_t rank = 0; rank < n(); ++rank) {
-      EXPECT_TRUE(states_[rank]->Take().ok());
+      EXPECT_TRUE(states_[rank]->Take(lineage_).ok());
       CollectiveArgs args;
       args.op = op;
       args.nranks = static_cast<int>(n());
@@ -74,7 +75,7 @@ class LocalRanks {
     for (int round = 0; round < states_[0]->rounds(); ++round) RunRound(round);
     for (size_t rank = 0; rank < n(); ++rank) {
       states_[rank]->WriteResult();
-      states_[rank]->End(true, ++operation_);
+      states_[rank]->End(CallName{lineage_.number(), ++operation_});
       if (count_ > 0) {
         EXPECT_EQ(std::memcmp(results[rank].data(), results[0].data(), count_ * sizeof(float)), 0)
             << "rank " << rank << " has other bits";
@@ -176,6 +177,7 @@ class LocalRanks {
   const uint64_t count_;
   std::vector<std::unique_ptr<ReducerState>> states_;
   std::vector<size_t> sent_;
+  const Lineage lineage_;
   uint64_t operation_ = 0;
 };
 

@@ -203,16 +203,17 @@ TEST(TopkTest, AVelocityIsThatOfCommittedCalls) {
   ranks.Run(inputs(0));
   others.Run(inputs(0));
   ranks.Run(inputs(1));
-  for (size_t rank = 0; rank < 2; ++rank) ASSERT_TRUE(ranks.state(rank)->Rollback(1).ok());
+  for (size_t rank = 0; rank < 2; ++rank)
+    ASSERT_TRUE(ranks.state(rank)->Settle(Lineage(ranks.lineage(), 1)).ok());
   CollectiveArgs args;
   args.nranks = 2;
   std::vector<float> result(kCount);
   const Vectors lost = inputs(2);
   for (size_t rank = 0; rank < 2; ++rank) {  // begins and fails
-    ASSERT_TRUE(ranks.state(rank)->Take().ok());
+    ASSERT_TRUE(ranks.state(rank)->Take(ranks.lineage()).ok());
     ranks.state(rank)->Begin(args, reinterpret_cast<const std::byte*>(lost[rank].data()),
                              reinterpret_cast<std::byte*>(result.data()));
-    ranks.state(rank)->End(false, 0);
+    ranks.state(rank)->End({});
   }
   EXPECT_EQ(ranks.Run(inputs(3)), others.Run(inputs(3)));
 }
@@ -370,7 +371,7 @@ TEST(TopkTest, BlocksKeepMoreOfRecordedGradientsInAsManyBytes) {
 // What `wrong`, as the first word of this round, leads to on a tensor of 4 elements.
 void ExpectInternalError(const char* spec, int round, uint32_t wrong, const char* text) {
   const std::unique_ptr<ReducerState> state = Make(spec)->NewState({.rows = 1, .cols = 4});
-  ASSERT_TRUE(state->Take().ok());
+  ASSERT_TRUE(state->Take(Lineage()).ok());
   const float input[4] = {1, 2, 3, 4};
   float output[4] = {5, 6, 7, 8};
   CollectiveArgs args;
@@ -387,7 +388,7 @@ void ExpectInternalError(const char* spec, int round, uint32_t wrong, const char
   const Status status = state->Consume(round, words, {});
   EXPECT_EQ(status.code(), Code::kInternalError);
   EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
-  state->End(false, 1);
+  state->End({});
   EXPECT_EQ(output[0], 5);
 }
 

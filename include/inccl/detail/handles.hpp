@@ -17,6 +17,8 @@
 namespace inccl::api {
 inline namespace v0_1 {
 
+class Communicator;
+
 /// ccl_config_t with its defaults.
 struct Config : ccl_config_t {
   Config() noexcept : ccl_config_t(CCL_CONFIG_INIT) {}
@@ -152,9 +154,7 @@ class [[nodiscard]] Residual : public detail::Owned<ccl_residual_t, &ccl_residua
     return Status(ccl_residual_import(get(), values, count));
   }
   Status Reset() noexcept { return Status(ccl_residual_reset(get())); }
-  Status Rollback(std::uint64_t operation) noexcept {
-    return Status(ccl_residual_rollback(get(), operation));
-  }
+  Status Rollback(const Communicator& comm) noexcept;
 };
 
 /// A parsed specification of a reducer: ccl_reducer_create.
@@ -198,9 +198,7 @@ class [[nodiscard]] ReducerState
   Status Import(const void* data, std::size_t size) noexcept {
     return Status(ccl_reducer_state_import(get(), data, size));
   }
-  Status Rollback(std::uint64_t operation) noexcept {
-    return Status(ccl_reducer_state_rollback(get(), operation));
-  }
+  Status Rollback(const Communicator& comm) noexcept;
 
  private:
   ReducerState(ccl_reducer_state_t state, std::size_t size, ccl_datatype_t type) noexcept

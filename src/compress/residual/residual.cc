@@ -43,7 +43,7 @@ void TotalResidual::Set(uint64_t superblock, float factor, std::span<const float
   }
 }
 
-void TotalResidual::Rollback(uint64_t operation) {
+void TotalResidual::TakeBack(uint64_t operation) {
   for (Entry& entry : entries_) {
     if (entry.operation == operation) {
       entry.now = (entry.now + 2) % 3;
@@ -93,20 +93,29 @@ Residual::Residual(uint64_t count, const ResidualOptions& options)
       former_(current_.size()),
       pending_(current_.size()) {}
 
-Status Residual::Take() {
+Status Residual::Take(const Lineage& lineage) {
   if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
+  TakeBackUnless(lineage.Counts(last_));
   return Status::Ok();
 }
 
-void Residual::End(bool committed, uint64_t operation) {
+void Residual::TakeBackUnless(bool counts) {
+  if (counts || last_.operation == 0) return;
+  std::swap(current_, former_);
+  totals_.TakeBack(last_.operation);
+  last_ = {};
+}
+
+void Residual::End(const std::optional<CallName>& committed) {
   if (committed) {
     std::swap(current_, pending_);
     std::swap(former_, pending_);
-    undoable_ = operation;
+    last_ = *committed;
   }
-  totals_.End(committed, operation, [&](uint64_t superblock, std::span<const float> errors) {
-    AddToContributions(superblock * kSuperblock, errors);
-  });
+  totals_.End(committed.has_value(), last_.operation,
+              [&](uint64_t superblock, std::span<const float> errors) {
+                AddToContributions(superblock * kSuperblock, errors);
+              });
   taken_.store(false, std::memory_order_release);
 }
 
@@ -195,7 +204,7 @@ Status Residual::Import(std::span<const float> values) {
   return WhileUnused([&] {
     Store(0, values, &current_);
     totals_.Clear();
-    undoable_ = 0;
+    last_ = {};
   });
 }
 
@@ -203,20 +212,12 @@ Status Residual::Reset() {
   return WhileUnused([&] {
     std::fill(current_.begin(), current_.end(), std::byte{0});
     totals_.Clear();
-    undoable_ = 0;
+    last_ = {};
   });
 }
 
-Status Residual::Rollback(uint64_t operation) {
-  return WhileUnused([&] {
-    // Otherwise the call is final: later operations may be those of a communicator with numbers of
-    // its own.
-    if (undoable_ > operation) {
-      std::swap(current_, former_);
-      totals_.Rollback(undoable_);
-    }
-    undoable_ = 0;
-  });
+Status Residual::Settle(const Lineage& lineage) {
+  return WhileUnused([&] { TakeBackUnless(lineage.Counts(last_)); });
 }
 
 namespace {

@@ -3,7 +3,7 @@
 // The residual of one vector: what compressed calls have left out of this rank's contributions,
 // which the next call adds to its input (error feedback). A call writes the new residual beside the
 // old one; the caller of the collective commits it once the call has succeeded. The state before
-// the last committed call is kept as well, so that a rank whose call succeeded can go back when
+// the last committed call is kept as well, so that a rank whose call succeeded goes back when
 // another rank's failed, also after failing in the next call itself.
 #ifndef INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 #define INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
@@ -13,9 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "base/lineage.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"
@@ -54,7 +56,7 @@ class TotalResidual {
     }
   }
   // Takes back what the call of this number has committed, which was the last one.
-  void Rollback(uint64_t operation);
+  void TakeBack(uint64_t operation);
   void Clear();
   // Adds all errors to the elements of a vector.
   void AddAll(std::span<float> values) const;
@@ -80,7 +82,7 @@ struct ResidualOptions {
   float keep = 0;
 };
 
-// One call at a time uses a residual. SetScale, Export, Import, Reset and Rollback fail with
+// One call at a time uses a residual. SetScale, Export, Import, Reset and Settle fail with
 // kInvalidUsage while one does.
 class Residual {
  public:
@@ -89,10 +91,11 @@ class Residual {
 
   uint64_t count() const { return count_; }
 
-  // A call begins; kInvalidUsage while another one uses the residual. End gives it back.
-  Status Take();
-  // `committed`: the pending residual becomes the residual. `operation`: number of the call.
-  void End(bool committed, uint64_t operation);
+  // A call begins on a communicator of this lineage, as Settle begins it; kInvalidUsage while
+  // another one uses the residual. End gives it back.
+  Status Take(const Lineage& lineage);
+  // With the name of the call: the pending residual becomes the residual.
+  void End(const std::optional<CallName>& committed);
   // For the call: scale * residual of elements [first, first + x.size()).
   void Scaled(uint64_t first, std::span<float> x) const;
   // For the call: sums[i] = x[i] + scale * residual of element first + i. x is of `type`: fp32,
@@ -117,9 +120,8 @@ class Residual {
   Status Export(std::span<float> values);
   Status Import(std::span<const float> values);
   Status Reset();
-  // Back to the state before the last committed call, if that had a number above `operation`; else
-  // that call can not be taken back any more.
-  Status Rollback(uint64_t operation);
+  // Back to the state before the last committed call, unless that counts.
+  Status Settle(const Lineage& lineage);
 
  private:
   using Bytes = std::vector<std::byte>;
@@ -127,6 +129,7 @@ class Residual {
   template <typename Body>
   Status WhileUnused(const Body& body);
   Status CheckCount(size_t count) const;
+  void TakeBackUnless(bool counts);
   void AddToContributions(uint64_t first, std::span<const float> errors);
   Corrected Correction(uint64_t first, DataType type, const void* x, float scale) const;
   void Load(const Bytes& from, uint64_t first, std::span<float> x) const;
@@ -138,29 +141,31 @@ class Residual {
   // The residual, its state before the last committed call, and what the call in progress writes.
   Bytes current_, former_, pending_;
   TotalResidual totals_;
-  uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
+  CallName last_;  // the last committed call; operation 0: `former_` is not its state
   std::atomic<bool> taken_{false};
 };
 
 // A call's use of a residual, which ends without effect unless the call commits it.
 class ResidualUse {
  public:
-  explicit ResidualUse(Residual* residual) : residual_(residual), status_(residual->Take()) {}
-  ~ResidualUse() { End(false, 0); }
+  ResidualUse(Residual* residual, const Lineage& lineage)
+      : residual_(residual), status_(residual->Take(lineage)), communicator_(lineage.number()) {}
+  ~ResidualUse() { End({}); }
   ResidualUse(const ResidualUse&) = delete;
   ResidualUse& operator=(const ResidualUse&) = delete;
 
   const Status& status() const { return status_; }
-  void Commit(uint64_t operation) { End(true, operation); }
+  void Commit(uint64_t operation) { End(CallName{communicator_, operation}); }
 
  private:
-  void End(bool committed, uint64_t operation) {
-    if (residual_ != nullptr && status_.ok()) residual_->End(committed, operation);
+  void End(const std::optional<CallName>& committed) {
+    if (residual_ != nullptr && status_.ok()) residual_->End(committed);
     residual_ = nullptr;
   }
 
   Residual* residual_;
   const Status status_;
+  const uint64_t communicator_;
 };
 
 // Error feedback around the state of any codec: every read of this rank's input adds the scaled
