@@ -697,7 +697,8 @@ CCL_API ccl_result_t ccl_residual_reset(ccl_residual_t residual);
  * dies, a call may have succeeded on some ranks only. `comm` is what ccl_comm_shrink has made, or
  * comes from it by split, grow or another shrink; the ranks repeat the calls after the one that
  * ccl_comm_last_completed names. A call on such a communicator does this first, so this function is
- * only for who reads the residual before. CCL_INVALID_USAGE while a call uses the residual.
+ * only for who reads the residual before. Who goes on in another way, e.g. with a communicator of
+ * ccl_comm_init_rank, imports an exported state. CCL_INVALID_USAGE while a call uses the residual.
  */
 CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, ccl_comm_t comm);
 

@@ -77,6 +77,12 @@ def codec_of(codec: Union[str, Codec]) -> Codec:
     raise TypeError(f"codec: expected str or inccl.Codec, got {type(codec).__name__}")
 
 
+def _handle_of(comm):
+    if not hasattr(comm, "_get"):
+        raise TypeError(f"comm: expected a Communicator, got {type(comm).__name__}")
+    return comm._get()
+
+
 class Residual(Unpicklable):
     """Error feedback: what compressed calls of `count` elements left out, which the next one sends.
 
@@ -116,7 +122,7 @@ class Residual(Unpicklable):
     def rollback(self, comm) -> None:
         """Takes back the last call if some rank of comm, which comes from shrink, has not completed it. A call on
         comm does this first."""
-        check(lib.ccl_residual_rollback(self._handle, comm._get()))
+        check(lib.ccl_residual_rollback(self._handle, _handle_of(comm)))
 
 
 class Reducer(_Parsed):
@@ -164,7 +170,7 @@ class ReducerState(Unpicklable):
 
     def rollback(self, comm) -> None:
         """As Residual.rollback."""
-        check(lib.ccl_reducer_state_rollback(self._handle, comm._get()))
+        check(lib.ccl_reducer_state_rollback(self._handle, _handle_of(comm)))
 
 
 class Stream(Unpicklable):

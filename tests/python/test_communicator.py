@@ -158,7 +158,10 @@ def test_a_dead_peer_is_named():
     def rank_main(rank):
         os.environ["INCCL_RANK"] = str(rank)
         comm = inccl.init()
-        comm.Barrier()
+        residual = inccl.Residual(1000)
+        values = np.arange(1000, dtype="f4") / 7 + rank
+        comm.Allreduce(values, np.empty_like(values), codec="hbi:bits=4", residual=residual)
+        left = residual.save()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(inccl.RemoteError) as caught:
@@ -169,7 +172,13 @@ def test_a_dead_peer_is_named():
         rest = comm.shrink()
         assert (rest.size, rest.rank) == (2, min(rank, 1))
         assert rest.last_completed() == 1
+        residual.rollback(rest)  # all ranks have completed the call
+        assert residual.save() == left
+        with pytest.raises(TypeError, match="comm: expected a Communicator, got int"):
+            residual.rollback(rest.last_completed())
         comm.abort()
+        with pytest.raises(inccl.InvalidUsage, match="comm: destroyed, aborted"):
+            residual.rollback(comm)
         return rest.allreduce(rank)
     outcomes = Ranks(3, rank_main, job(3)).join()
     assert outcomes[1] == ("died", signal.SIGKILL)
