@@ -312,7 +312,7 @@ class Job {
 };
 
 void RunJobs(const char* codec, bool one_owner) {
-  constexpr int kJobs = 150, kEras = 15;
+  constexpr int kJobs = 60, kEras = 15;
   const uint64_t seed = test::TestSeed();
   Tally tally;
   for (int i = 0; i < kJobs; ++i) {
