@@ -295,6 +295,34 @@ def test_sync_state_sees_each_bit(comm):
     assert (state == right).all()
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_dies_in_sync_state(victim):
+    """A holder or the one that takes, after two rounds: the others learn who, and repair what is left."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        inccl._state._GATHERED = 4096
+        comm = inccl.init()
+        state, right = np.arange(20_000, dtype="f4"), np.arange(20_000, dtype="f4")
+        if rank == 1:
+            state[::2] = -1
+        gather, rounds = inccl.Communicator.Allgather, []
+
+        def dying(*args, **kwargs):
+            rounds.append(1)
+            if rank == victim and len(rounds) == 3:
+                die()
+            return gather(*args, **kwargs)
+        inccl.Communicator.Allgather = dying
+        with pytest.raises(inccl.RemoteError) as caught:
+            inccl.sync_state(comm, [state])
+        rest = comm.shrink(abort=True)
+        got = inccl.sync_state(rest, [state])
+        return caught.value.peer, got == ([0] if rank == 1 else []), (state == right).all()
+    ends = outcomes(4, process, 4)
+    assert ends == [("died", signal.SIGKILL) if rank == victim else ("returned", (victim, True, True))
+                    for rank in range(4)]
+
+
 @ranks(2)
 def test_sync_state_refuses_what_differs_in_kind(comm):
     one, other = np.zeros(3, "f4"), np.zeros(4, "f8")
