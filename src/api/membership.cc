@@ -136,8 +136,9 @@ std::function<Made()> Sharing(std::shared_ptr<Communicator> parent, Make make) {
     std::shared_ptr<Communicator> child;
     const Status status = SharingOutOfMemory(parent.get(), [&]() -> Status {
       Made made = make(parent.get());
-      if (made.ok()) child = *std::move(made);
-      return made.status();
+      if (!made.ok()) return made.status();
+      child = *std::move(made);
+      return Status::Ok();
     });
     if (!status.ok()) return status;
     return child;

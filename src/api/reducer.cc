@@ -29,6 +29,8 @@ ccl_result_t WithState(ccl_reducer_state_t state, Use&& use) {
 }  // namespace inccl
 
 using inccl::InvalidArgument;
+using inccl::Lease;
+using inccl::Need;
 using inccl::ReducerState;
 using inccl::Status;
 
