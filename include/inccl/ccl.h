@@ -351,12 +351,13 @@ CCL_API ccl_result_t ccl_comm_get_unique_id(ccl_comm_t comm, ccl_unique_id_t* id
  * takes; for it the call is ccl_comm_init_rank_config. config NULL: that of `comm`.
  *
  * `comm` stays as it is, with its registrations and the numbers of its operations, until it is
- * destroyed; residuals and reducers' states are of no communicator and serve both. A process that
- * asks for the rank of a member is refused. If joining ranks do not come, die or do not fit, the
- * new communicator fails with an error that names them (CCL_TIMEOUT at the init deadline), `comm`
- * goes on, and the next growth needs another id. If a member dies, `comm` fails, and with it the
- * growth. With blocking = 0 and in groups as ccl_comm_split. Operations of the new communicator
- * count from 1.
+ * destroyed; residuals and reducers' states are of no communicator and serve both. Those of a rank
+ * that joins are new; calls with reducers then pass a `step`, because a state counts its own calls.
+ * A process that asks for the rank of a member is refused. If joining ranks do not come, die or do
+ * not fit, the new communicator fails with an error that names them (CCL_TIMEOUT at the init
+ * deadline), `comm` goes on, and the next growth needs another id. If a member dies, `comm` fails,
+ * and with it the growth. With blocking = 0 and in groups as ccl_comm_split. Operations of the new
+ * communicator count from 1.
  */
 CCL_API ccl_result_t ccl_comm_grow(ccl_comm_t comm, int nranks, const ccl_unique_id_t* id, int rank,
                                    ccl_comm_t* newcomm, const ccl_config_t* config);

@@ -44,13 +44,13 @@ ReducerState::Options OptionsOf(std::string identity, const TensorDesc& desc,
           .mask = config.mask};
 }
 
-// The share that a call selects: in seven equal parts of the first `warm` calls k to the power of
+// The share that a call selects: in seven equal parts of the first `warm` steps k to the power of
 // 1/8, 2/8, and so on. Roots and products are the same on all machines.
-double ShareAt(const TopkConfig& config, uint64_t calls) {
-  if (calls >= config.warm) return config.k;
+double ShareAt(const TopkConfig& config, uint64_t step) {
+  if (step >= config.warm) return config.k;
   const double root = std::sqrt(std::sqrt(std::sqrt(config.k)));
   double share = root;
-  for (uint64_t part = 7 * calls / config.warm; part > 0; --part) share *= root;
+  for (uint64_t part = 7 * step / config.warm; part > 0; --part) share *= root;
   return share;
 }
 
@@ -143,7 +143,7 @@ class TopkState final : public ReducerState {
   }
 
   void OnBegin() override {
-    selector_.Select(open(), ShareAt(config_, kept().calls), kept().calls, &selected_);
+    selector_.Select(open(), ShareAt(config_, args().step), args().step, &selected_);
     length_ = static_cast<uint32_t>(selected_.size());
   }
 
@@ -277,7 +277,7 @@ class BlockTopkState final : public SharedPositionsState {
       magnitudes_[block] =
           MagnitudeOfBlock(open().subspan(first, blocks_.end(block) - first), blocks_.size);
     }
-    selector_.Select(magnitudes_, ShareAt(config_, kept().calls), kept().calls, &selected_);
+    selector_.Select(magnitudes_, ShareAt(config_, args().step), args().step, &selected_);
   }
 
   const TopkConfig config_;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <sstream>
+#include <string_view>
 
 #include "base/rng.h"
 #include "reduce/call_world.h"
@@ -330,6 +331,53 @@ TEST(ReducedCallsTest, StreamsAndGroups) {
     EXPECT_EQ(operation, 15u);  // a call is one operation, whatever its rounds
     CHECK_OK(ccl_stream_destroy(stream));
   });
+}
+
+// As after a growth: the state of a rank that joins is new. All ranks pass the step.
+TEST(ReducedCallsTest, StatesOfDifferentAgesAgreeByStep) {
+  constexpr size_t kCount = 4000, kSteps = 6, kJoined = 3;
+  constexpr int kRanks = 3;
+  for (const char* spec :
+       {"topk:k=0.01,warm=9", "topk:block=10,k=0.05,warm=9", "topk:k=0.02,select=sampled",
+        "topk:k=0.05,momentum=0.5", "random_k:k=0.05|fp16", "clt_k:beta=1,k=0.02",
+        "powersgd:rank=3", "count_sketch"}) {
+    SCOPED_TRACE(spec);
+    std::vector<Vectors> results(kSteps, Vectors(kRanks));
+    Vectors before(kRanks), after(kRanks);  // residuals, from the moment of the growth on
+    RunThreads(kRanks, [&](int rank, ccl_comm_t comm) {
+      const auto r = static_cast<size_t>(rank);
+      const OwnedState state = MakeState(spec, 40, 100);
+      for (size_t step = 0; step < kSteps; ++step) {
+        if (rank == 1 && step == kJoined) CHECK_OK(ccl_reducer_state_reset(state.get()));
+        if (step == kJoined) before[r] = ResidualOf(state);
+        results[step][r].resize(kCount);
+        ccl_compression_t how = CCL_COMPRESSION_INIT;
+        how.step = 1 + step;
+        CHECK_OK(ccl_allreduce_reduced(NormalInputs(kRanks, kCount, step)[r].data(),
+                                       results[step][r].data(), state.get(), CCL_SUM, &how, comm,
+                                       nullptr));
+      }
+      after[r] = ResidualOf(state);
+    });
+    for (const Vectors& result : results) {
+      for (const std::vector<float>& other : result) ASSERT_EQ(other, result[0]);
+    }
+    if (std::string_view(spec).find("momentum") != std::string_view::npos) continue;
+    std::vector<double> balance(kCount);  // what has come in and has not come out
+    const auto add = [&](double factor, const std::vector<float>& values) {
+      for (size_t i = 0; i < values.size(); ++i)
+        balance[i] += factor * static_cast<double>(values[i]);
+    };
+    for (size_t r = 0; r < kRanks; ++r) {
+      add(1, before[r]);
+      add(-1, after[r]);
+    }
+    for (size_t step = kJoined; step < kSteps; ++step) {
+      for (const std::vector<float>& input : NormalInputs(kRanks, kCount, step)) add(1, input);
+      add(-1, results[step][0]);
+    }
+    for (size_t i = 0; i < kCount; ++i) ASSERT_NEAR(balance[i], 0, 0.02) << i;
+  }
 }
 
 TEST(ReducedCallsTest, ExportImportAndReset) {
