@@ -6,6 +6,7 @@
 #ifndef INCCL_BASE_LINEAGE_H_
 #define INCCL_BASE_LINEAGE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -24,10 +25,16 @@ struct CallName {
 class Lineage {
  public:
   Lineage() : number_(NextNumber()) {}  // of a communicator that is made from no other
-  // Of one that is made from `parent`. `completed`: by shrinking it, after so many of its calls.
-  explicit Lineage(const Lineage& parent, std::optional<uint64_t> completed)
-      : number_(NextNumber()), shrunk_(parent.shrunk_), completed_(completed) {
-    if (completed) shrunk_.push_back({parent.number_, *completed});
+  // How many calls of a communicator that is being shrunk have completed.
+  struct Completed {
+    uint64_t on_all = 0, here = 0;
+  };
+  // Of one that is made from `parent`; `shrunk`: by shrinking it.
+  Lineage(const Lineage& parent, const std::optional<Completed>& shrunk)
+      : number_(NextNumber()), shrunk_(parent.shrunk_) {
+    if (!shrunk) return;
+    completed_ = shrunk->on_all;
+    shrunk_.push_back({parent.number_, *shrunk});
   }
 
   uint64_t number() const { return number_; }  // of the communicator, in this process
@@ -35,10 +42,10 @@ class Lineage {
   std::optional<uint64_t> completed() const { return completed_; }
   // False if the call is to be repeated, because some rank has not completed it.
   bool Counts(const CallName& call) const {
-    for (const CallName& last : shrunk_) {
-      if (last.communicator == call.communicator) return call.operation <= last.operation;
-    }
-    return true;
+    return std::none_of(shrunk_.begin(), shrunk_.end(), [&](const Shrunk& shrunk) {
+      return shrunk.communicator == call.communicator && call.operation > shrunk.completed.on_all &&
+             call.operation <= shrunk.completed.here;
+    });
   }
 
  private:
@@ -47,8 +54,14 @@ class Lineage {
     return ++last;
   }
 
+  // Where such a communicator has gone on since, its later calls count.
+  struct Shrunk {
+    uint64_t communicator = 0;
+    Completed completed;
+  };
+
   uint64_t number_;
-  std::vector<CallName> shrunk_;  // the last call that counts, of each that was shrunk
+  std::vector<Shrunk> shrunk_;
   std::optional<uint64_t> completed_;
 };
 

@@ -66,10 +66,8 @@ class Communicator {
   // it would need more memory than is committed. The user's first such call then finds schedule,
   // lanes and pages in place.
   Status WarmUp(Time deadline, const Cancel& cancelled);
-  // Before the first call. `completed`: Lineage's.
-  void DescendFrom(const Communicator& parent, std::optional<uint64_t> completed = {}) {
-    lineage_ = Lineage(parent.lineage_, completed);
-  }
+  // Before the first call.
+  void SetLineage(Lineage lineage) { lineage_ = std::move(lineage); }
   const Lineage& lineage() const { return lineage_; }
   // Marks the end of creation. From now on a fatal error may end the process.
   void Begin() { sticky_error_.Begin(); }

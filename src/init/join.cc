@@ -373,13 +373,14 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
       static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
       [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
   if (!joined.ok()) return parent->CauseOf(joined.status());
-  (*joined)->DescendFrom(*parent);
+  (*joined)->SetLineage({parent->lineage(), {}});
   return joined;
 }
 
 Result<std::shared_ptr<Communicator>> Shrink(Communicator* parent, const RankSet& excluded,
                                              const InitOptions& options) {
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
+  const uint64_t completed = parent->completed();
   std::shared_ptr<Communicator> shrunk;
   ShrinkAgreement::Steps steps;
   OwnId id_of_this_round;
@@ -403,11 +404,12 @@ Result<std::shared_ptr<Communicator>> Shrink(Communicator* parent, const RankSet
     return Status::Ok();
   };
   Result<ShrinkAgreement::Outcome> outcome =
-      parent->shrink_agreement()->Agree(excluded, parent->completed(), deadline, steps);
+      parent->shrink_agreement()->Agree(excluded, completed, deadline, steps);
   if (!outcome.ok()) {
     return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);
   }
-  shrunk->DescendFrom(*parent, outcome->last_completed);
+  const Lineage::Completed calls = {.on_all = outcome->last_completed, .here = completed};
+  shrunk->SetLineage({parent->lineage(), calls});
   return shrunk;
 }
 
@@ -498,7 +500,7 @@ Result<std::shared_ptr<Communicator>> TryToGrow(Communicator* parent, int nranks
       },
       with_parent);
   if (!joined.ok()) return parent->CauseOf(joined.status());
-  (*joined)->DescendFrom(*parent);
+  (*joined)->SetLineage({parent->lineage(), {}});
   return joined;
 }
 

@@ -325,6 +325,13 @@ TEST(ResidualCallTest, RollbackKeepsWhatAllRanksHaveCompleted) {
       CHECK_OK(ccl_residual_rollback(residual.get(), one));
       EXPECT_EQ(ValuesOf(residual, kCount), states[2]);
     }
+    // The parent goes on after the shrink.
+    CHECK_OK(ccl_allreduce_compressed(in.data(), out.data(), kCount, CCL_FLOAT32, CCL_SUM, &how,
+                                      comm, nullptr));
+    const std::vector<float> later = ValuesOf(residual, kCount);
+    EXPECT_NE(later, states[2]);
+    CHECK_OK(ccl_residual_rollback(residual.get(), same));
+    EXPECT_EQ(ValuesOf(residual, kCount), later);
     CHECK_OK(ccl_comm_destroy(same));
     EXPECT_EQ(ccl_residual_rollback(residual.get(), nullptr), CCL_INVALID_ARGUMENT);
     EXPECT_NE(states[1], states[0]);

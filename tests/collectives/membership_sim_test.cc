@@ -287,7 +287,8 @@ class Job {
       ++tally->shrunk;
       members_.erase(members_.begin() + victim);
       for (const auto& process : members_) {
-        process->lineage = Lineage(process->lineage, counted);
+        const Lineage::Completed calls = {counted, counted + process->steps.count(step_)};
+        process->lineage = Lineage(process->lineage, calls);
         process->steps.erase(step_);
         // Else the next call does it.
         if (rng_.Below(2) == 0) continue;
@@ -297,7 +298,7 @@ class Job {
     }
     if (victim >= 0 && members_.size() > 1 && rng_.Below(2) == 0) return;
     ++tally->grown;
-    for (const auto& process : members_) process->lineage = Lineage(process->lineage, std::nullopt);
+    for (const auto& process : members_) process->lineage = Lineage(process->lineage, {});
     for (uint64_t n = 1 + rng_.Below(2); n > 0 && members_.size() < 8; --n) AddProcess();
   }
 

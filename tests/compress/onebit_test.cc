@@ -294,14 +294,14 @@ TEST(OnebitFeedback, FailedAndRolledBackCallsLeaveNoTrace) {
   ASSERT_EQ(Sum(&world, Algorithm::kTwoShot, inputs), second) << "after a failure";
   world.EndResiduals(true, 3);
   for (const auto& residual : residuals)
-    ASSERT_TRUE(residual->Settle(Lineage(world.lineage(), 2)).ok());
+    ASSERT_TRUE(residual->Settle({world.lineage(), {{2, 3}}}).ok());
   ASSERT_EQ(Sum(&world, Algorithm::kTwoShot, inputs), second) << "after a rollback";
   world.EndResiduals(true, 3);
   // Also where the rolled back call has moved errors of totals.
   Sum(&world, Algorithm::kTree, inputs);
   world.EndResiduals(true, 4);
   for (const auto& residual : residuals)
-    ASSERT_TRUE(residual->Settle(Lineage(world.lineage(), 3)).ok());
+    ASSERT_TRUE(residual->Settle({world.lineage(), {{3, 4}}}).ok());
   const Floats fourth = Sum(&world, Algorithm::kTwoShot, inputs);
   world.EndResiduals(false, 4);
   EXPECT_NE(fourth, second);

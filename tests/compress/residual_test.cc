@@ -69,8 +69,11 @@ TEST(ResidualTest, AUseEndsWithItsScope) {
   residual.End({});
 }
 
-// A communicator that was made by shrinking another one, after so many of its calls.
-Lineage Shrunk(const Lineage& parent, uint64_t completed) { return Lineage(parent, completed); }
+// A communicator that was made by shrinking another one, after so many of its calls on all ranks,
+// and one more on this one.
+Lineage Shrunk(const Lineage& parent, uint64_t completed) {
+  return {parent, Lineage::Completed{completed, completed + 1}};
+}
 
 TEST(ResidualTest, AFailedCallChangesNothing) {
   Residual residual(3, {});
@@ -110,7 +113,7 @@ TEST(ResidualTest, TheNextCallTakesBackWhatDoesNotCount) {
     Commit(&residual, first, {1}, 4);
     Commit(&residual, first, {2}, 5);
     const Lineage smaller = Shrunk(first, counts ? 5 : 4);
-    const Lineage grown(smaller, std::nullopt);
+    const Lineage grown(smaller, {});
     const Lineage last = Shrunk(grown, 0);
     const ResidualUse use(&residual, last);
     std::vector<float> values(1);
@@ -124,10 +127,12 @@ TEST(ResidualTest, NoCallOfAnotherCommunicatorIsTakenBack) {
   Residual residual(1, {});
   const Lineage first;
   Commit(&residual, first, {3}, 7);
-  const Lineage grown(first, std::nullopt);
+  const Lineage grown(first, {});
   EXPECT_TRUE(residual.Settle(Shrunk(grown, 0)).ok()) << "the first call of `grown` has failed";
   EXPECT_EQ(ValuesOf(&residual)[0], 3);
   EXPECT_TRUE(residual.Settle(Shrunk(Shrunk(first, 7), 0)).ok());
+  EXPECT_EQ(ValuesOf(&residual)[0], 3);
+  EXPECT_TRUE(residual.Settle(Shrunk(first, 5)).ok()) << "it is later than the shrink";
   EXPECT_EQ(ValuesOf(&residual)[0], 3);
 }
 
@@ -136,7 +141,7 @@ TEST(ResidualTest, ACallAfterAnEqualNumberIsTakenBack) {
   constexpr size_t kElements = kSuperblock;
   Residual residual(kElements, {});
   const Lineage first;
-  const Lineage grown(first, std::nullopt);
+  const Lineage grown(first, {});
   const std::vector<float> zeros(kElements), sum(kElements, 1.0f);
   {
     ResidualUse use(&residual, first);

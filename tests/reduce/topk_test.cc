@@ -204,7 +204,7 @@ TEST(TopkTest, AVelocityIsThatOfCommittedCalls) {
   others.Run(inputs(0));
   ranks.Run(inputs(1));
   for (size_t rank = 0; rank < 2; ++rank)
-    ASSERT_TRUE(ranks.state(rank)->Settle(Lineage(ranks.lineage(), 1)).ok());
+    ASSERT_TRUE(ranks.state(rank)->Settle({ranks.lineage(), {{1, 4}}}).ok());
   CollectiveArgs args;
   args.nranks = 2;
   std::vector<float> result(kCount);
