@@ -14,7 +14,7 @@
 
 namespace inccl {
 
-// A call, for who keeps what it has changed. operation 0: none.
+// A call, for who keeps what it has changed. operation 0: none, which counts.
 struct CallName {
   uint64_t communicator = 0;  // Lineage::number
   uint64_t operation = 0;
@@ -34,7 +34,7 @@ class Lineage {
       : number_(NextNumber()), shrunk_(parent.shrunk_) {
     if (!shrunk) return;
     completed_ = shrunk->on_all;
-    shrunk_.push_back({parent.number_, *shrunk});
+    if (shrunk->here > shrunk->on_all) shrunk_.push_back({parent.number_, *shrunk});
   }
 
   uint64_t number() const { return number_; }  // of the communicator, in this process
@@ -54,7 +54,7 @@ class Lineage {
     return ++last;
   }
 
-  // Where such a communicator has gone on since, its later calls count.
+  // A communicator some of whose calls do not count. Where it has gone on since, later ones do.
   struct Shrunk {
     uint64_t communicator = 0;
     Completed completed;

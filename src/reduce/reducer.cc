@@ -136,12 +136,12 @@ std::vector<float> ReducerState::FirstWarm() const {
 
 Status ReducerState::Take(const Lineage& lineage) {
   if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
-  TakeBackUnless(lineage.Counts(last_));
+  TakeBackUncounted(lineage);
   return Status::Ok();
 }
 
-void ReducerState::TakeBackUnless(bool counts) {
-  if (counts || last_.operation == 0) return;
+void ReducerState::TakeBackUncounted(const Lineage& lineage) {
+  if (lineage.Counts(last_)) return;
   std::swap(kept_, former_);
   last_ = {};
 }
@@ -295,7 +295,7 @@ Status ReducerState::Reset() {
 
 Status ReducerState::Settle(const Lineage& lineage) {
   return WhileUnused([&] {
-    TakeBackUnless(lineage.Counts(last_));
+    TakeBackUncounted(lineage);
     return Status::Ok();
   });
 }

@@ -145,7 +145,7 @@ class ReducerState {
  private:
   template <typename Body>
   Status WhileUnused(const Body& body);
-  void TakeBackUnless(bool counts);
+  void TakeBackUncounted(const Lineage& lineage);
   void CloseResidual();
   std::vector<float> FirstWarm() const;
 

@@ -95,12 +95,12 @@ Residual::Residual(uint64_t count, const ResidualOptions& options)
 
 Status Residual::Take(const Lineage& lineage) {
   if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
-  TakeBackUnless(lineage.Counts(last_));
+  TakeBackUncounted(lineage);
   return Status::Ok();
 }
 
-void Residual::TakeBackUnless(bool counts) {
-  if (counts || last_.operation == 0) return;
+void Residual::TakeBackUncounted(const Lineage& lineage) {
+  if (lineage.Counts(last_)) return;
   std::swap(current_, former_);
   totals_.TakeBack(last_.operation);
   last_ = {};
@@ -217,7 +217,7 @@ Status Residual::Reset() {
 }
 
 Status Residual::Settle(const Lineage& lineage) {
-  return WhileUnused([&] { TakeBackUnless(lineage.Counts(last_)); });
+  return WhileUnused([&] { TakeBackUncounted(lineage); });
 }
 
 namespace {

@@ -129,7 +129,7 @@ class Residual {
   template <typename Body>
   Status WhileUnused(const Body& body);
   Status CheckCount(size_t count) const;
-  void TakeBackUnless(bool counts);
+  void TakeBackUncounted(const Lineage& lineage);
   void AddToContributions(uint64_t first, std::span<const float> errors);
   Corrected Correction(uint64_t first, DataType type, const void* x, float scale) const;
   void Load(const Bytes& from, uint64_t first, std::span<float> x) const;
