@@ -410,12 +410,23 @@ def test_leaving_with_pending_work(tmp_path):
     assert [out.strip() for out, _ in outcomes] == ["leaves", "error"], outcomes
 
 
+# Prints its port, and goes when its input ends.
+STORE_SERVER = """
+import sys
+import torch.distributed as dist
+server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_store_with_the_keys_of_earlier_groups():
     """The processes make the same groups again; then others do, one of which never came before."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = subprocess.Popen([sys.executable, "-c", STORE_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    port = int(server.stdout.readline())
 
     def store():
-        return dist.TCPStore("127.0.0.1", server.port, is_master=False)
+        return dist.TCPStore("127.0.0.1", port, is_master=False)
 
     def use(rank, n, times):
         for _ in range(times):
@@ -437,6 +448,7 @@ def test_a_store_with_the_keys_of_earlier_groups():
     outcomes = Ranks(2, lambda rank: leaves_early(rank, store), job(2)).join()
     assert [kind for kind, _ in outcomes] == ["returned", "died"]
     run(3, lambda rank: use(rank, 3, 2), job(3))
+    server.communicate()
 
 
 def leaves_early(rank, store):

@@ -4,6 +4,7 @@
 The test's own process makes no communicator, so its children may. A child that raises, dies or is
 late fails the test with the rank and the traceback.
 """
+import faulthandler
 import functools
 import itertools
 import os
@@ -21,7 +22,8 @@ _numbers = itertools.count()
 
 
 class Ranks:
-    """Forked ranks. `function(rank)` runs in each."""
+    """Forked ranks. `function(rank)` runs in each. The process that makes them has no threads that use
+    the C library's resolver, as a TCPStore's server does: a child could find its lock taken."""
 
     def __init__(self, nranks, function, environment=None):
         self.pids, self._pipes = [], []
@@ -44,7 +46,12 @@ class Ranks:
             while open_pipes:
                 ready, _, _ = select.select(list(open_pipes), [], [], end - time.monotonic())
                 if not ready:
-                    raise AssertionError(f"ranks {sorted(open_pipes.values())} are late")
+                    late = sorted(open_pipes.values())
+                    for rank in late:  # they print where they are
+                        os.kill(self.pids[rank], signal.SIGUSR1)
+                    time.sleep(1)
+                    others = [data and pickle.loads(data) for data in outcomes]
+                    raise AssertionError(f"ranks {late} are late; outcomes of the others: {others}")
                 for pipe in ready:
                     data = os.read(pipe, 1 << 20)
                     outcomes[open_pipes[pipe]] += data
@@ -63,6 +70,7 @@ class Ranks:
 
 def _child(rank, function, environment, writer):
     try:
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         os.environ.update(environment)
         outcome = ("returned", function(rank))
     except BaseException:
