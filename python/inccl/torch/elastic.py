@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training whose ranks come, go and come back: data-parallel steps over a communicator that shrinks
 after failures and grows by processes that join. docs/elastic.md shows how it is used."""
+import array
+import contextlib
 import pickle
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 import torch
 
-from .. import AVG, IN_PLACE, Communicator, Error, InvalidUsage, RemoteError, Timeout, sync_state
+from .. import AVG, IN_PLACE, Communicator, Error, InvalidUsage, RemoteError, Stream, Timeout, sync_state
 
 __all__ = ["Elastic", "NoQuorum", "join"]
 
@@ -73,6 +75,9 @@ class Elastic:
         self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
         self._done = False
         self._core = None  # after growth, until the state is settled: how many ranks were there before
+        # How many wait to join, as rank 0 says during each step; until then there may be some.
+        self._joiners, self._stream = array.array("q", [1]), Stream()
+        self._served = None  # on rank 0: the last ticket of those who have been let in
         self._until_settled(self._settle)
 
     @property
@@ -111,6 +116,7 @@ class Elastic:
         for gradient in gradients:
             by_type.setdefault(gradient.dtype, []).append(gradient)
         try:
+            self._stream.synchronize()
             for same in by_type.values():
                 whole = [g if g.is_contiguous() else g.contiguous() for g in same]
                 self.comm.Allreduce_fused(IN_PLACE, [_buffer(g) for g in whole], AVG, codec=self._codec,
@@ -126,31 +132,35 @@ class Elastic:
 
     def close(self) -> None:
         """Ends the communicator after the last step."""
+        self._stream.close()
         self.comm.destroy()
 
     # ------------------------------------------------------------------ changes
 
     def _admit(self) -> bool:
-        """Lets those in who wait. False: the ranks have changed."""
+        """Lets those in who wait, and asks for others while this step computes. False: the ranks have changed."""
         if self._store is None:
             return True
         try:
+            if self._joiners[0] == 0:
+                return self._ask()
             waiting = self.comm.bcast(self._waiting() if self.rank == 0 else None)
             if not waiting:
-                return True
+                return self._ask()
             size = self.size + len(waiting)
             id = None
             if self.rank == 0:
                 id = self.comm.unique_id()
                 for i, ticket in enumerate(waiting):
                     self._store.set(f"{self._name}/place/{ticket}", pickle.dumps((id, self.size + i, size)))
-                self._store.set(f"{self._name}/served", str(waiting[-1]))
+                self._served = waiting[-1]
+                self._store.set(f"{self._name}/served", str(self._served))
             try:
                 larger = self.comm.grow(size, id, init_timeout=self._join_timeout)
             except (RemoteError, Timeout, InvalidUsage):
                 if self.comm.async_error() is not None:
                     raise
-                return True  # those who wanted to join have failed
+                return self._ask()  # those who wanted to join have failed
             self._core = self.size
             self._replace(larger)
         except (RemoteError, Timeout) as error:
@@ -159,13 +169,23 @@ class Elastic:
         self._until_settled(self._settle)
         return False
 
+    def _ask(self):
+        if self.rank == 0:
+            self._joiners[0] = len(self._waiting())
+        self.comm.Bcast(self._joiners, stream=self._stream)
+        return True
+
     def _waiting(self):
-        joiners = self._store.add(f"{self._name}/joiners", 0)
-        served = int(self._store.get(f"{self._name}/served")) if self._store.check([f"{self._name}/served"]) else 0
-        return list(range(served + 1, joiners + 1))
+        if self._served is None:
+            served = f"{self._name}/served"
+            self._served = int(self._store.get(served)) if self._store.check([served]) else 0
+        return list(range(self._served + 1, self._store.add(f"{self._name}/joiners", 0) + 1))
 
     def _replace(self, comm):
         old, self.comm = self.comm, comm
+        with contextlib.suppress(Error):  # of what a failure has left on it
+            self._stream.synchronize()
+        self._joiners[0], self._served = 1, None
         old.abort() if old.async_error() is not None else old.destroy()
         self.changes += 1
 
