@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -164,6 +165,7 @@ class Switch {
     for (size_t from = 0; from < ports_.size(); ++from) {
       for (int k = 0; k < kPacketsAtOnce; ++k) {
         const ssize_t bytes = read(ports_[from].fd, buffer.data(), buffer.size());
+        if (bytes < 0 && errno != EAGAIN && errno != EINTR) Die("a host is gone");
         if (bytes <= static_cast<ssize_t>(kDestination)) break;
         any = true;
         const size_t to = buffer[0] >> 4 == 4 ? size_t{buffer[kDestination]} - 1 : ports_.size();

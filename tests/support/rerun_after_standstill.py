@@ -4,14 +4,16 @@
 
 usage: rerun_after_standstill.py PROGRAM [ARGUMENT...]
 
-A virtual machine may get no processor for a second, or wait as long for its disk. Tests of time
+A virtual machine may get no processor for a second, or wait as long for its disk, and where network
+namespaces end, the kernel may hold its lock of all network interfaces for many. Tests of time
 limits then see failures that no code causes: peers that are silent because nothing ran. One process for each
-processor looks at the clock every 20 ms, and the kernel's pressure figures tell of the disk; a test
-that fails is run again only if there was such a standstill while it ran, at most twice. Everything
-it printed stays in the output, with the reason. Exit status: that of the last run.
+processor looks at the clock every 20 ms, one lists the interfaces, and the kernel's pressure figures
+tell of the disk; a test that fails is run again only if there was such a standstill while it ran, at
+most twice. Everything it printed stays in the output, with the reason. Exit status: that of the last run.
 """
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,12 +32,21 @@ def io_stall():
         return 0.0
 
 
-def longest_gap(processor, pipe):
-    """Until told to stop: writes the longest time for which this process did not get `processor`."""
+def list_interfaces():
     try:
-        os.sched_setaffinity(0, {processor})
+        socket.if_nameindex()
     except OSError:
-        pass  # any processor, then
+        pass
+
+
+def longest_gap(processor, pipe):
+    """Until told to stop: writes the longest time for which this process did not get `processor`, or None: the list of
+    interfaces."""
+    if processor is not None:
+        try:
+            os.sched_setaffinity(0, {processor})
+        except OSError:
+            pass  # any processor, then
     parent, stopped = os.getppid(), []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     os.write(pipe, b"+")  # the handler is there
@@ -43,6 +54,8 @@ def longest_gap(processor, pipe):
     then, stalls = time.monotonic(), io_stall()
     while not stopped and os.getppid() == parent:
         time.sleep(PERIOD)
+        if processor is None:
+            list_interfaces()
         now, stalls_now = time.monotonic(), io_stall()
         longest = max(longest, now - then - PERIOD)
         waited_for_disk = waited_for_disk + stalls_now - stalls if stalls_now > stalls else 0.0
@@ -56,7 +69,7 @@ class Watch:
 
     def __init__(self):
         self.children = []
-        for processor in sorted(os.sched_getaffinity(0)):
+        for processor in [*sorted(os.sched_getaffinity(0)), None]:
             reader, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
