@@ -197,6 +197,32 @@ def test_one_that_joins_dies(store):
     assert check([value for _, value in ends]) == [2] * STEPS
 
 
+def test_a_step_may_be_skipped(store):
+    """On all ranks, before its average; it comes again. Some take tickets meanwhile and come no more."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        mine, skipped = store(), 0
+        model = torch.nn.Linear(2, 1)
+        with torch.no_grad():
+            model.weight.fill_(1)
+        elastic = inccl.torch.elastic.Elastic(inccl.init(), {"model": model}, mine, join_timeout=0.05)
+        steps = []
+        for step in elastic.steps(6):
+            if skipped < 200 and step == 3:
+                skipped += 1
+                if rank == 0 and skipped % 10 == 0:
+                    mine.add("elastic/joiners", 1)
+                continue
+            model(torch.ones(3, 2)).sum().backward()
+            assert elastic.average(model.parameters())
+            steps.append(step)
+        elastic.close()
+        return steps, skipped, elastic.changes
+
+    ends = outcomes(3, process, 3)
+    assert ends == [("returned", ([0, 1, 2, 3, 4, 5], 200, 0))] * 3, ends
+
+
 def test_without_a_quorum_any_part_goes_on():
     def process(rank):
         os.environ["INCCL_RANK"] = str(rank)

@@ -422,9 +422,6 @@ sys.stdin.read()
 
 def test_a_store_with_the_keys_of_earlier_groups():
     """The processes make the same groups again; then others do, one of which never came before."""
-    server = subprocess.Popen([sys.executable, "-c", STORE_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    port = int(server.stdout.readline())
-
     def store():
         return dist.TCPStore("127.0.0.1", port, is_master=False)
 
@@ -444,11 +441,13 @@ def test_a_store_with_the_keys_of_earlier_groups():
             assert (received == (rank - 1) % n).all()
             dist.barrier()
             dist.destroy_process_group()
-    run(2, lambda rank: use(rank, 2, 2), job(2))
-    outcomes = Ranks(2, lambda rank: leaves_early(rank, store), job(2)).join()
-    assert [kind for kind, _ in outcomes] == ["returned", "died"]
-    run(3, lambda rank: use(rank, 3, 2), job(3))
-    server.communicate()
+    with subprocess.Popen([sys.executable, "-c", STORE_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as server:
+        port = int(server.stdout.readline())
+        run(2, lambda rank: use(rank, 2, 2), job(2))
+        outcomes = Ranks(2, lambda rank: leaves_early(rank, store), job(2)).join()
+        assert [kind for kind, _ in outcomes] == ["returned", "died"]
+        run(3, lambda rank: use(rank, 3, 2), job(3))
 
 
 def leaves_early(rank, store):

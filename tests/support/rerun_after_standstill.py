@@ -11,6 +11,7 @@ processor looks at the clock every 20 ms, one lists the interfaces, and the kern
 tell of the disk; a test that fails is run again only if there was such a standstill while it ran, at
 most twice. Everything it printed stays in the output, with the reason. Exit status: that of the last run.
 """
+import contextlib
 import os
 import signal
 import socket
@@ -32,13 +33,6 @@ def io_stall():
         return 0.0
 
 
-def list_interfaces():
-    try:
-        socket.if_nameindex()
-    except OSError:
-        pass
-
-
 def longest_gap(processor, pipe):
     """Until told to stop: writes the longest time for which this process did not get `processor`, or None: the list of
     interfaces."""
@@ -55,7 +49,8 @@ def longest_gap(processor, pipe):
     while not stopped and os.getppid() == parent:
         time.sleep(PERIOD)
         if processor is None:
-            list_interfaces()
+            with contextlib.suppress(OSError):
+                socket.if_nameindex()
         now, stalls_now = time.monotonic(), io_stall()
         longest = max(longest, now - then - PERIOD)
         waited_for_disk = waited_for_disk + stalls_now - stalls if stalls_now > stalls else 0.0

@@ -45,7 +45,7 @@ def join(store, *, name: str = "elastic", wait: float = 120.0, **options) -> Com
 class Elastic:
     """One rank of a job whose ranks change.
 
-        elastic = inccl.torch.Elastic(comm, {"model": model, "optimizer": optimizer}, store)
+        elastic = inccl.torch.elastic.Elastic(comm, {"model": model, "optimizer": optimizer}, store)
         for step in elastic.steps(1000):
             optimizer.zero_grad()
             loss = model(batch(step, elastic.rank, elastic.size))
@@ -75,9 +75,8 @@ class Elastic:
         self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
         self._done = False
         self._core = None  # after growth, until the state is settled: how many ranks were there before
-        # How many wait to join, as rank 0 says during each step; until then there may be some.
-        self._joiners, self._stream = array.array("q", [1]), Stream()
-        self._served = None  # on rank 0: the last ticket of those who have been let in
+        # How many wait to join, which rank 0 tells the others while a step computes.
+        self._joiners, self._stream = array.array("q", [0]), Stream()
         self._until_settled(self._settle)
 
     @property
@@ -116,7 +115,6 @@ class Elastic:
         for gradient in gradients:
             by_type.setdefault(gradient.dtype, []).append(gradient)
         try:
-            self._stream.synchronize()
             for same in by_type.values():
                 whole = [g if g.is_contiguous() else g.contiguous() for g in same]
                 self.comm.Allreduce_fused(IN_PLACE, [_buffer(g) for g in whole], AVG, codec=self._codec,
@@ -138,54 +136,44 @@ class Elastic:
     # ------------------------------------------------------------------ changes
 
     def _admit(self) -> bool:
-        """Lets those in who wait, and asks for others while this step computes. False: the ranks have changed."""
+        """Lets those in who waited when the last step began. False: the ranks have changed."""
         if self._store is None:
             return True
         try:
-            if self._joiners[0] == 0:
-                return self._ask()
-            waiting = self.comm.bcast(self._waiting() if self.rank == 0 else None)
-            if not waiting:
-                return self._ask()
-            size = self.size + len(waiting)
-            id = None
-            if self.rank == 0:
-                id = self.comm.unique_id()
-                for i, ticket in enumerate(waiting):
-                    self._store.set(f"{self._name}/place/{ticket}", pickle.dumps((id, self.size + i, size)))
-                self._served = waiting[-1]
-                self._store.set(f"{self._name}/served", str(self._served))
-            try:
-                larger = self.comm.grow(size, id, init_timeout=self._join_timeout)
-            except (RemoteError, Timeout, InvalidUsage):
-                if self.comm.async_error() is not None:
-                    raise
-                return self._ask()  # those who wanted to join have failed
-            self._core = self.size
-            self._replace(larger)
+            self._stream.synchronize()
+            if self._joiners[0] == 0 or not self._grow(self._joiners[0]):
+                if self.rank == 0:
+                    taken, served = (self._store.add(f"{self._name}/{key}", 0) for key in ("joiners", "served"))
+                    self._joiners[0] = taken - served
+                self.comm.Bcast(self._joiners, stream=self._stream)
+                return True
         except (RemoteError, Timeout) as error:
             self._recover(error)
             return False
         self._until_settled(self._settle)
         return False
 
-    def _ask(self):
+    def _grow(self, joiners: int) -> bool:
+        """By those with the next tickets. False: they have failed."""
+        size, id = self.size + joiners, None
         if self.rank == 0:
-            self._joiners[0] = len(self._waiting())
-        self.comm.Bcast(self._joiners, stream=self._stream)
+            id, served = self.comm.unique_id(), self._store.add(f"{self._name}/served", 0)
+            for i in range(joiners):
+                self._store.set(f"{self._name}/place/{served + 1 + i}", pickle.dumps((id, self.size + i, size)))
+            self._store.add(f"{self._name}/served", joiners)
+        try:
+            larger = self.comm.grow(size, id, init_timeout=self._join_timeout)
+        except (RemoteError, Timeout, InvalidUsage):
+            if self.comm.async_error() is not None:
+                raise
+            return False
+        self._core = self.size
+        self._replace(larger)
         return True
-
-    def _waiting(self):
-        if self._served is None:
-            served = f"{self._name}/served"
-            self._served = int(self._store.get(served)) if self._store.check([served]) else 0
-        return list(range(self._served + 1, self._store.add(f"{self._name}/joiners", 0) + 1))
 
     def _replace(self, comm):
         old, self.comm = self.comm, comm
-        with contextlib.suppress(Error):  # of what a failure has left on it
-            self._stream.synchronize()
-        self._joiners[0], self._served = 1, None
+        self._joiners[0] = 0
         old.abort() if old.async_error() is not None else old.destroy()
         self.changes += 1
 
@@ -194,6 +182,8 @@ class Elastic:
         self.comm.revoke()  # others may not have noticed
         before, rank, core = self.comm.size, self.comm.rank, self._core
         smaller = self.comm.shrink(abort=True)
+        with contextlib.suppress(Error):  # of the calls that have ended
+            self._stream.synchronize()
         self._replace(smaller)
 
         def settle():
