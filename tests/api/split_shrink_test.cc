@@ -15,6 +15,7 @@
 
 #include "api/check.h"
 #include "api/world.h"
+#include "world/process_world.h"
 
 namespace inccl::test {
 namespace {
@@ -94,57 +95,53 @@ TEST(SplitTest, BadColorIsNamed) {
   });
 }
 
-// Ranks in `dying` are killed in operation `rank`; the others shrink, and go on.
-int ShrinkAfterDeaths(int rank, int n, uint64_t dying, const ccl_unique_id_t& id) {
-  ccl_comm_t comm = nullptr;
-  if (ccl_comm_init_rank(&comm, n, id, rank) != CCL_SUCCESS) return 1;
+// Ranks in `dying` are killed once all have completed three operations; the others shrink.
+int ShrinkAfterDeaths(const Side& side, uint64_t dying) {
+  const int rank = side.rank(), n = side.nranks();
+  ccl_comm_t comm = nullptr, smaller = nullptr;
+  if (ccl_comm_init_rank(&comm, n, side.Id(), rank) != CCL_SUCCESS) return 10;
   std::vector<float> value(200000, 1.0f);
   ccl_result_t result = CCL_SUCCESS;
   uint64_t operations = 0;
   while (result == CCL_SUCCESS && operations < 1000) {
-    if ((dying >> rank & 1) != 0 && operations == 3) raise(SIGKILL);
+    if (operations == 3) side.mine().stage = 1;
+    if (operations == 3 && (dying >> rank & 1) != 0) {
+      for (int other = 0; other < n; ++other) EXPECT_TRUE(side.Await(other, 1));
+      raise(SIGKILL);
+    }
     std::fill(value.begin(), value.end(), 1.0f);
     result = ccl_allreduce(value.data(), value.data(), value.size(), CCL_FLOAT32, CCL_SUM, comm,
                            nullptr);
     if (result == CCL_SUCCESS) ++operations;
   }
-  if (result != CCL_REMOTE_ERROR) return 2;
-  ccl_comm_t smaller = nullptr;
-  result = ccl_comm_shrink(comm, nullptr, 0, &smaller, nullptr, CCL_SHRINK_ABORT);
-  if (result != CCL_SUCCESS) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, ccl_get_last_error(nullptr));
-    return 3;
-  }
+  EXPECT_EQ(result, CCL_REMOTE_ERROR) << ccl_get_last_error(comm);
+  EXPECT_EQ(operations, 3u);
+  EXPECT_EQ(ccl_comm_shrink(comm, nullptr, 0, &smaller, nullptr, CCL_SHRINK_ABORT), CCL_SUCCESS)
+      << ccl_get_last_error(nullptr);
+  if (smaller == nullptr) return 11;
   uint64_t last = 99;
-  if (ccl_comm_last_completed(smaller, &last) != CCL_SUCCESS || last > operations || last != 3) {
-    return 4;
-  }
-  if (ccl_comm_destroy(comm) != CCL_SUCCESS) return 5;
-  const uint64_t all_ranks = (uint64_t{1} << n) - 1;
-  if (Members(smaller, rank) != (all_ranks & ~dying)) return 6;
+  EXPECT_EQ(ccl_comm_last_completed(smaller, &last), CCL_SUCCESS);
+  EXPECT_EQ(last, 3u);
+  EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+  EXPECT_EQ(Members(smaller, rank), ((uint64_t{1} << n) - 1) & ~dying);
   int place = -1;
-  (void)ccl_comm_user_rank(smaller, &place);
-  if (place != __builtin_popcountll(~dying & ((uint64_t{1} << rank) - 1))) return 7;
-  return ccl_comm_destroy(smaller) == CCL_SUCCESS && !::testing::Test::HasFailure() ? 0 : 8;
+  EXPECT_EQ(ccl_comm_user_rank(smaller, &place), CCL_SUCCESS);
+  EXPECT_EQ(place, __builtin_popcountll(~dying & ((uint64_t{1} << rank) - 1)));
+  EXPECT_EQ(ccl_comm_destroy(smaller), CCL_SUCCESS);
+  return 0;
 }
 
 class ShrinkTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(ShrinkTest, SurvivorsGoOn) {
-  constexpr int kRanks = 4;
   const uint64_t dying = GetParam();
-  const std::vector<ProcessExit> exits =
-      RunRawProcesses(kRanks, 60000, [&](int rank, const ccl_unique_id_t& id) {
-        return ShrinkAfterDeaths(rank, kRanks, dying, id);
-      });
-  for (size_t rank = 0; rank < exits.size(); ++rank) {
-    EXPECT_FALSE(exits[rank].timed_out) << rank;
-    if ((dying >> rank & 1) != 0) {
-      EXPECT_TRUE(WIFSIGNALED(exits[rank].status)) << rank;
-    } else {
-      EXPECT_EQ(exits[rank].status, 0) << rank << ": exit " << WEXITSTATUS(exits[rank].status);
-    }
+  ProcessWorld world({.nranks = 4},
+                     [&](const Side& side) { return ShrinkAfterDeaths(side, dying); });
+  std::vector<int> victims;
+  for (int rank = 0; rank < 4; ++rank) {
+    if ((dying >> rank & 1) != 0) victims.push_back(rank);
   }
+  world.ExpectAllExited(victims);
 }
 
 INSTANTIATE_TEST_SUITE_P(Deaths, ShrinkTest,

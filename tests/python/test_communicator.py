@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import inccl
-from world import Ranks, job, ranks, run
+from world import Meeting, Ranks, job, ranks, run
 
 
 @ranks(2)
@@ -155,6 +155,8 @@ def test_mismatch_is_an_error_on_both(comm):
 
 
 def test_a_dead_peer_is_named():
+    met = Meeting(3)
+
     def rank_main(rank):
         os.environ["INCCL_RANK"] = str(rank)
         comm = inccl.init()
@@ -162,6 +164,7 @@ def test_a_dead_peer_is_named():
         values = np.arange(1000, dtype="f4") / 7 + rank
         comm.Allreduce(values, np.empty_like(values), codec="hbi:bits=4", residual=residual)
         left = residual.save()
+        met()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(inccl.RemoteError) as caught:
@@ -251,6 +254,8 @@ def test_grow(tmp_path):
         fresh.rename(tmp_path / str(number))
         return made
 
+    met = Meeting(3)
+
     def process(number):
         if number < 2:
             made = post(0, inccl.unique_id()) if number == 0 else await_id(0)
@@ -265,6 +270,7 @@ def test_grow(tmp_path):
             assert whole.allgather(number) == [0, 3, 2]
             return
         assert larger.allgather(number) == [0, 1, 2]
+        met()
         if number == 1:
             os._exit(0)
         with pytest.raises(inccl.RemoteError):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import inccl
 import inccl._state
 import inccl.torch.elastic
-from world import Ranks, job, ranks
+from world import Meeting, Ranks, job, ranks
 
 ROWS, WIDTH, STEPS = 12, 5, 30
 
@@ -104,13 +104,17 @@ def outcomes(count, process, nranks):
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_dies(moment, victim):
-    """After its average the others may have the step or not; either way all have the same."""
+    """With the step before it, or with the one whose average all have."""
+    met = Meeting(3)
+
     def process(rank):
         os.environ["INCCL_RANK"] = str(rank)
 
         def at(when, step):
-            if rank == victim and (when, step) == (moment, 11):
-                die()
+            if (when, step) == (moment, 11):
+                met()
+                if rank == victim:
+                    die()
         return train(inccl.init(), None, at)
 
     ends = outcomes(3, process, 3)
@@ -121,14 +125,18 @@ def test_a_rank_dies(moment, victim):
 
 def test_a_process_joins_after_a_death(store):
     """Three ranks, two, three; who joins has other weights at first."""
+    met = Meeting(3)
+
     def process(number):
         mine = store()
         if number < 3:
             os.environ["INCCL_RANK"] = str(number)
 
             def at(when, step):
-                if (when, step) == ("before", 8) and number == 1:
-                    die()
+                if (when, step) == ("before", 8):
+                    met()
+                    if number == 1:
+                        die()
                 if (when, step) == ("before", 12):
                     mine.set("go", "1")
                 if (when, step) == ("before", 14):
@@ -224,14 +232,18 @@ def test_a_step_may_be_skipped(store):
 
 
 def test_without_a_quorum_any_part_goes_on():
+    met = Meeting(4)
+
     def process(rank):
         os.environ["INCCL_RANK"] = str(rank)
         comm = inccl.init()
         comm.Barrier()
 
         def at(when, step):
-            if rank > 0 and (when, step) == ("before", 4):
-                die()
+            if (when, step) == ("before", 4):
+                met()
+                if rank > 0:
+                    die()
         return train(comm, None, at, quorum=False)
 
     ends = outcomes(4, process, 4)

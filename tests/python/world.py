@@ -7,6 +7,7 @@ late fails the test with the rank and the traceback.
 import faulthandler
 import functools
 import itertools
+import multiprocessing
 import os
 import pickle
 import select
@@ -78,6 +79,19 @@ def _child(rank, function, environment, writer):
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(pickle.dumps(outcome))
     os._exit(0)
+
+
+class Meeting:
+    """A place in the code where `count` ranks wait for each other, once. One that dies there is in no
+    call that another has not left yet."""
+
+    def __init__(self, count):
+        self._barrier, self._met = multiprocessing.Barrier(count, timeout=LATE), False
+
+    def __call__(self):
+        if not self._met:
+            self._met = True
+            self._barrier.wait()
 
 
 def run(nranks, function, environment=None):
