@@ -270,6 +270,98 @@ def test_a_minority_ends():
     assert ends[2][0] == "returned", ends[2]
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_dies_between_two_averages_of_a_step(late):
+    """A rank that has done the first one, and one that has not, take the step again together."""
+    met, average = Meeting(3), inccl.Communicator.Allreduce_fused
+
+    def fails_at_the_end(*args, **kwargs):
+        average(*args, **kwargs)
+        met()
+        inccl.Communicator.Allreduce_fused = average
+        raise inccl.RemoteError(6, "the death came before the result")
+
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        torch.manual_seed(0)
+        first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        elastic = inccl.torch.elastic.Elastic(inccl.init(), {"first": first, "second": second})
+        taken = []
+        for step in elastic.steps(8):
+            model = torch.nn.Sequential(first, torch.nn.Linear(1, 2), second)
+            model(torch.ones(2) * elastic.rank).sum().backward()
+            if (rank, step) == (late, 3) and elastic.size == 3:
+                inccl.Communicator.Allreduce_fused = fails_at_the_end
+            if elastic.average(first.parameters()):
+                with torch.no_grad():
+                    first.weight += 1
+                if step == 3:
+                    met()
+                if (rank, step) == (2, 3):
+                    die()
+            if elastic.average(second.parameters()):
+                taken.append(step)
+        result = taken, elastic.size, first.weight.tolist()
+        elastic.close()
+        return result
+
+    ends = outcomes(3, process, 3)
+    assert ends[2][0] == "died" and ends[0] == ends[1], ends
+    assert ends[0][0] == "returned" and ends[0][1][:2] == (list(range(8)), 2), ends
+
+
+def test_a_rank_with_other_state_ends():
+    """It knows why, and the others go on without it."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        state = {"model": torch.nn.Linear(3 if odd == "shape" and rank == 1 else 4, 2)}
+        if odd == "more" or (odd == "less" and rank != 1):
+            state["optimizer"] = torch.optim.SGD(state["model"].parameters())
+        if odd == "more" and rank != 1:
+            del state["optimizer"]
+        elastic = inccl.torch.elastic.Elastic(inccl.init(), state)
+        for _ in elastic.steps(2):
+            elastic.average([])
+        size = elastic.size
+        elastic.close()
+        return size, elastic.changes
+
+    for odd, said in [("more", "ValueError: state: ['model'] on rank 0, ['model', 'optimizer'] on rank 1"),
+                      ("less", "ValueError: state: ['model', 'optimizer'] on rank 0, ['model'] on rank 1"),
+                      ("shape", "size mismatch for weight")]:
+        ends = outcomes(3, process, 3)
+        assert ends[0] == ends[2] == ("returned", (2, 1)), ends
+        assert ends[1][0] == "raised" and said in ends[1][1], ends[1]
+
+
+def test_state_of_any_type():
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        module = torch.nn.Module()
+        for i, kind in enumerate([torch.bool, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.complex64, torch.uint16,
+                                  torch.bfloat16, torch.int64]):
+            module.register_buffer(f"scalar{i}", torch.tensor(rank == 0).to(kind))
+            module.register_buffer(f"matrix{i}", torch.full((2, 3), rank == 0).to(kind).t())
+            module.register_buffer(f"none{i}", torch.zeros(0).to(kind))
+        inccl.torch.elastic.Elastic(inccl.init(), {"module": module}).close()
+        return all((value.to(torch.complex64) == 1).all() for value in module.state_dict().values())
+
+    assert outcomes(2, process, 2) == [("returned", True)] * 2
+
+
+def test_tensors_are_dense_and_of_the_host():
+    module = torch.nn.Linear(2, 2, device="meta")
+    with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+        with pytest.raises(TypeError, match=r"state\['m'\]\['weight'\]: torch.strided on meta, expected a dense tensor"):
+            inccl.torch.elastic.Elastic(comm, {"m": module})
+    with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+        embedding = torch.nn.Embedding(3, 2, sparse=True)
+        elastic = inccl.torch.elastic.Elastic(comm, {})
+        embedding(torch.tensor([1])).sum().backward()
+        with pytest.raises(TypeError, match=r"parameters\[0\].grad: torch.sparse_coo on cpu, expected a dense tensor"):
+            elastic.average(embedding.parameters())
+
+
 def test_state_has_state_dicts():
     with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
         with pytest.raises(TypeError, match=r"state\['model'\]: int has no state_dict"):

@@ -55,12 +55,13 @@ class Elastic:
 
     comm: of inccl.init(), or of join() in a process that comes later; it belongs to this object.
     state: objects with state_dict() and load_state_dict(), equal in kind on all ranks; who joins
-    gets their contents. store: a torch.distributed Store at which processes join, or None: none do.
+    gets their contents. A rank with other ones gets ValueError, and the others go on without it. store: a torch.distributed Store at which processes join, or None: none do.
     codec: of the gradients; None: uncompressed. join_timeout: seconds that ranks wait for those who
     join. quorum: after a failure the ranks go on only if they are more than half of those before,
     or half with the former rank 0; else NoQuorum. False: always.
 
-    Buffers of the model and gradients are in host memory. One thread uses an object.
+    Tensors of the state and gradients are dense and in host memory, else TypeError. One thread uses
+    an object.
     """
 
     def __init__(self, comm: Communicator, state: Dict[str, Any], store=None, *, name: str = "elastic",
@@ -73,7 +74,7 @@ class Elastic:
         self.changes = 0  # how often the ranks have changed
         self._state, self._store, self._name, self._codec = state, store, name, codec
         self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
-        self._done = False
+        self._done = None  # whether the averages of this step have succeeded; None: there was none
         self._core = None  # after growth, until the state is settled: how many ranks were there before
         # How many wait to join, which rank 0 tells the others while a step computes.
         self._joiners, self._stream = array.array("q", [0]), Stream()
@@ -90,12 +91,13 @@ class Elastic:
         return self.comm.size
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers of the steps that are left, from 0; one again whose average() was False."""
+        """The numbers of the steps that are left, from 0; one again that had no average(), or one that
+        was False."""
         while True:
             while self.step < total:
                 if not self._admit():
                     continue
-                self._done = False
+                self._done = None
                 yield self.step
                 if self._done:
                     self.step += 1
@@ -107,23 +109,28 @@ class Elastic:
                 self._recover(error)
 
     def average(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Averages the gradients of `parameters` over the ranks, in place. False: ranks have failed,
-        the gradients are lost, and the same step comes again with those that are left; or another
-        rank had finished the step, whose result this rank has got."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        """Averages the gradients of `parameters` over the ranks, in place; None, if so on all ranks,
+        stays None. False: ranks have failed, the gradients are lost, and the same step comes again
+        with those that are left; or another rank had finished the step, whose result this rank has
+        got. A step may have several averages. Those after a False one are False, and what was done
+        after those before it stays: all ranks get the state of the lowest that is left."""
+        if self._done is False:
+            return False
         by_type = {}
-        for gradient in gradients:
-            by_type.setdefault(gradient.dtype, []).append(gradient)
+        for i, parameter in enumerate(parameters):
+            if parameter.grad is not None:
+                _check(parameter.grad, f"parameters[{i}].grad")
+                by_type.setdefault(parameter.grad.dtype, []).append(parameter.grad.detach())
         try:
             for same in by_type.values():
                 whole = [g if g.is_contiguous() else g.contiguous() for g in same]
-                self.comm.Allreduce_fused(IN_PLACE, [_buffer(g) for g in whole], AVG, codec=self._codec,
-                                          step=self.step)
+                self.comm.Allreduce_fused(IN_PLACE, whole, AVG, codec=self._codec, step=self.step)
                 for g, w in zip(same, whole):
                     if g is not w:
                         g.copy_(w)
         except (RemoteError, Timeout) as error:
             self._recover(error)
+            self._done = False
             return False
         self._done = True
         return True
@@ -203,6 +210,9 @@ class Elastic:
         except (RemoteError, Timeout) as error:
             self._recover(error)
             return
+        except Exception:
+            self.comm.abort()  # the others go on without this rank
+            raise
         if self._on_change is not None:
             self._on_change(self)
 
@@ -212,9 +222,11 @@ class Elastic:
         source = steps.index(max(steps))
         mine = {key: value.state_dict() for key, value in self._state.items()}
         tensors = []
-        outline = _without_tensors(mine, tensors)
+        outline = _without_tensors(mine, tensors, "state")
         theirs = self.comm.bcast((outline, [(t.dtype, t.shape) for t in tensors]) if self.rank == source else None,
                                  source)
+        if theirs[0].keys() != mine.keys():
+            raise ValueError(f"state: {sorted(theirs[0])} on rank {source}, {sorted(mine)} on rank {self.rank}")
         if self.rank != source:
             fits = pickle.dumps(outline) == pickle.dumps(theirs[0]) and \
                 [(t.dtype, t.shape) for t in tensors] == theirs[1]
@@ -224,7 +236,7 @@ class Elastic:
                 [torch.zeros(shape, dtype=dtype) for dtype, shape in theirs[1]]
         else:
             tensors = [t.detach().contiguous() for t in tensors]
-        changed = sync_state(self.comm, [_buffer(t) for t in tensors], source)
+        changed = sync_state(self.comm, tensors, source)
         if self.rank != source and (changed or not fits):
             filled = _with_tensors(theirs[0], iter(tensors))
             for key, value in self._state.items():
@@ -237,14 +249,20 @@ class _Place:
     """Where a tensor is in a state_dict."""
 
 
-def _without_tensors(value, tensors):
+def _check(tensor, name):
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise TypeError(f"{name}: {tensor.layout} on {tensor.device}, expected a dense tensor in host memory")
+
+
+def _without_tensors(value, tensors, name):
     if isinstance(value, torch.Tensor):
+        _check(value, name)
         tensors.append(value)
         return _Place
     if isinstance(value, dict):
-        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+        return {key: _without_tensors(item, tensors, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_without_tensors(item, tensors) for item in value)
+        return type(value)(_without_tensors(item, tensors, f"{name}[{i}]") for i, item in enumerate(value))
     return value
 
 
@@ -256,11 +274,3 @@ def _with_tensors(value, tensors):
     if isinstance(value, (list, tuple)):
         return type(value)(_with_tensors(item, tensors) for item in value)
     return value
-
-
-def _buffer(tensor):
-    """Memory of any type and shape for inccl's calls."""
-    flat = tensor.detach().reshape(-1)
-    if tensor.dtype == torch.bfloat16:
-        return flat.view(torch.int16).numpy(), "bfloat16"
-    return flat.numpy()
