@@ -31,7 +31,8 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
 
     Options, as keywords: codec (default of compressed calls), algorithm, channels, reproducible,
     preserve_input, init_timeout, op_timeout, heartbeat, dead_timeout (seconds), socket_ifname,
-    name. inccl/ccl.h, ccl_config_t, describes them.
+    name. inccl/ccl.h, ccl_config_t, describes them. What split, shrink and grow make has the
+    options of this communicator, but for those that are given.
 
     A buffer is anything with __array_interface__, __cuda_array_interface__, __dlpack__ or the
     buffer protocol, C-contiguous, or (buffer, dtype) to give raw memory a type. Without a stream, a
@@ -43,25 +44,25 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     error of a call in which ranks take part together the communicator has failed: only destroy,
     abort and shrink work.
     """
-    __slots__ = ("_handle", "_rank", "_size", "_pid", "_written", "__weakref__")
+    __slots__ = ("_handle", "_rank", "_size", "_pid", "_written", "_options", "__weakref__")
 
     @takes_options
     def __init__(self, id: bytes, rank: int, size: int, **config):
         id = _id_of(id)
         size, rank = in_range("size", size), in_range("rank", rank)
         self._create(lambda out: lib.ccl_comm_init_rank_config(
-            out, size, id, rank, byref(config_of(**config))))
+            out, size, id, rank, byref(config_of(**config))), config)
 
     # ------------------------------------------------------------------ life cycle
 
     @classmethod
-    def _new(cls, make) -> "Communicator":
+    def _new(cls, make, options) -> "Communicator":
         comm = cls.__new__(cls)
-        comm._create(make)
+        comm._create(make, options)
         return comm
 
-    def _create(self, make):
-        self._handle = None
+    def _create(self, make, options):
+        self._handle, self._options = None, options
         watch()
         out = c_void_p()
         check(make(byref(out)))
@@ -87,12 +88,18 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
     def from_env(cls, **config) -> "Communicator":
         """Joins with rank, size and meeting point from mpirun, PMI, Slurm, torchrun, or INCCL_RANK,
         INCCL_SIZE and INCCL_JOB."""
-        return cls._new(lambda out: lib.ccl_comm_init_env(out, byref(config_of(**config))))
+        return cls._new(lambda out: lib.ccl_comm_init_env(out, byref(config_of(**config))), config)
 
     def _get(self):
         if self._handle is None:
             raise InvalidUsage(Result.INVALID_USAGE, "comm: destroyed, aborted, or not created yet")
         return self._handle
+
+    def _child(self, make, config):
+        """`make` gets where to put the handle, and the configuration; None: that of this one."""
+        options = {**self._options, **config}
+        given = byref(config_of(**options)) if config else None
+        return self._new(lambda out: make(out, given), options)
 
     @takes_options
     def split(self, color: Optional[int], key: int = 0, **config) -> Optional["Communicator"]:
@@ -101,10 +108,9 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
         join within init_timeout."""
         if color is not None and color < 0:
             raise InvalidArgument(f"color: {color}, must be None or at least 0")
-        given = byref(config_of(**config)) if config else None
         number = -1 if color is None else in_range("color", color)
         key = in_range("key", key)
-        comm = self._new(lambda out: lib.ccl_comm_split(self._get(), number, key, out, given))
+        comm = self._child(lambda out, given: lib.ccl_comm_split(self._get(), number, key, out, given), config)
         return None if color is None else comm
 
     @takes_options
@@ -116,9 +122,8 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
         rank that calls it."""
         ranks = [in_range("excluded", rank) for rank in excluded]
         array = (c_int * len(ranks))(*ranks)
-        given = byref(config_of(**config)) if config else None
-        return self._new(lambda out: lib.ccl_comm_shrink(
-            self._get(), array if ranks else None, len(ranks), out, given, int(abort)))
+        return self._child(lambda out, given: lib.ccl_comm_shrink(
+            self._get(), array if ranks else None, len(ranks), out, given, int(abort)), config)
 
     def unique_id(self) -> bytes:
         """An id with which new processes join in the next grow, as Communicator(id, rank, size). It
@@ -138,10 +143,9 @@ class Communicator(Unpicklable, BufferCalls, ObjectCalls):
         Timeout or RemoteError if the ranks that join do not come or fail; this communicator goes on
         then."""
         number = -1 if rank is None else in_range("rank", rank)
-        given = byref(config_of(**config)) if config else None
         meeting = None if id is None else byref(_id_of(id))
-        return self._new(lambda out: lib.ccl_comm_grow(
-            self._get(), in_range("size", size), meeting, number, out, given))
+        return self._child(lambda out, given: lib.ccl_comm_grow(
+            self._get(), in_range("size", size), meeting, number, out, given), config)
 
     def finalize(self) -> None:
         """Waits until every call has completed; afterwards only destroy, abort and shrink work. Raises
@@ -322,6 +326,7 @@ def init_all(nranks: int, devices: Optional[List[int]] = None) -> List[Communica
     comms = []
     for handle in handles:
         comm = Communicator.__new__(Communicator)
+        comm._options = {}
         comm._adopt(handle)
         comms.append(comm)
     return comms

@@ -239,6 +239,28 @@ def test_split_and_shrink(comm):
         assert rest.size == 2
 
 
+_OPTIONS = {"name": "job", "algorithm": "tree;allgather:ring"}
+
+
+@ranks(3, **_OPTIONS)
+def test_options_that_are_not_given_are_those_of_the_parent(comm):
+    def expect(child, name):
+        said = f'rank {child.rank}/{child.size} of "{name}": reduce_scatter: none .* is admitted by "tree;allgather:ring"'
+        with pytest.raises(inccl.InvalidArgument, match=said):
+            child.Reduce_scatter(np.zeros(3 * child.size), np.zeros(3))
+
+    expect(comm.split(0), "job")
+    expect(comm.split(0, init_timeout=20), "job")
+    part = comm.split(0, name="part")
+    expect(part.shrink(init_timeout=20), "part")
+    smaller = comm.shrink([2], init_timeout=20) if comm.rank < 2 else None
+    id = comm.bcast(smaller.unique_id() if comm.rank == 0 else None)
+    if smaller is None:
+        expect(inccl.Communicator(id, 2, 3, **_OPTIONS), "job")
+    else:
+        expect(smaller.grow(3, id, init_timeout=20), "job")
+
+
 def test_grow(tmp_path):
     """A process joins two members; then one member dies, and another process takes its place."""
 

@@ -156,6 +156,34 @@ def test_a_process_joins_after_a_death(store):
     assert sizes == [3] * 8 + [2] * (joined - 8) + [3] * (STEPS - joined) and 12 < joined <= 15, sizes
 
 
+def test_a_job_keeps_its_options(store):
+    """Who joins has the same, and after that the ranks still wait for one whose step takes longer than join_timeout."""
+    met = Meeting(3)
+
+    def process(number):
+        mine, options = store(), {"reproducible": True, "algorithm": "direct"}
+
+        def at(when, step):
+            if number == 0 and (when, step) == ("before", 5):
+                while mine.add("elastic/joiners", 0) == 0:
+                    time.sleep(0.001)
+            if (when, step) == ("before", 11):
+                met()
+                if number == 1:
+                    die()
+                time.sleep(2 if number == 2 else 0)
+        if number < 2:
+            os.environ["INCCL_RANK"] = str(number)
+            return train(inccl.init(**options), mine, at, quorum=False, join_timeout=1)
+        return train(inccl.torch.elastic.join(mine, **options), mine, at, quorum=False, join_timeout=1)
+
+    ends = outcomes(3, process, 2)
+    assert [kind for kind, _ in ends] == ["returned", "died", "returned"], ends
+    sizes = check([value for kind, value in ends if kind == "returned"])
+    joined = sizes.index(3)
+    assert sizes == [2] * joined + [3] * (11 - joined) + [2] * (STEPS - 11)
+
+
 def test_random_deaths_and_joins(store):
     """INCCL_TEST_SEED replays it."""
     seed = int(os.environ.get("INCCL_TEST_SEED") or time.time_ns() % 1_000_000)

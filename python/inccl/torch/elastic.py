@@ -57,7 +57,7 @@ class Elastic:
     state: objects with state_dict() and load_state_dict(), equal in kind on all ranks; who joins
     gets their contents. A rank with other ones gets ValueError, and the others go on without it. store: a torch.distributed Store at which processes join, or None: none do.
     codec: of the gradients; None: uncompressed. join_timeout: seconds that ranks wait for those who
-    join. quorum: after a failure the ranks go on only if they are more than half of those before,
+    join; a process that has died while it waited holds them up as long, once. quorum: after a failure the ranks go on only if they are more than half of those before,
     or half with the former rank 0; else NoQuorum. False: always.
 
     Tensors of the state and gradients are dense and in host memory, else TypeError. One thread uses
@@ -65,7 +65,7 @@ class Elastic:
     """
 
     def __init__(self, comm: Communicator, state: Dict[str, Any], store=None, *, name: str = "elastic",
-                 codec: Optional[str] = None, join_timeout: float = 30.0, quorum: bool = True,
+                 codec: Optional[str] = None, join_timeout: float = 10.0, quorum: bool = True,
                  on_change: Optional[Callable[["Elastic"], None]] = None):
         for key, value in state.items():
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
@@ -74,6 +74,7 @@ class Elastic:
         self.changes = 0  # how often the ranks have changed
         self._state, self._store, self._name, self._codec = state, store, name, codec
         self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
+        self._init_timeout = comm._options.get("init_timeout", 0)  # that of a growth is shorter
         self._done = None  # whether the averages of this step have succeeded; None: there was none
         self._core = None  # after growth, until the state is settled: how many ranks were there before
         # How many wait to join, which rank 0 tells the others while a step computes.
@@ -188,7 +189,7 @@ class Elastic:
         """Goes on with the ranks that are left."""
         self.comm.revoke()  # others may not have noticed
         before, rank, core = self.comm.size, self.comm.rank, self._core
-        smaller = self.comm.shrink(abort=True)
+        smaller = self.comm.shrink(abort=True, init_timeout=self._init_timeout)
         with contextlib.suppress(Error):  # of the calls that have ended
             self._stream.synchronize()
         self._replace(smaller)
