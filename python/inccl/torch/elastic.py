@@ -13,6 +13,8 @@ from .. import AVG, IN_PLACE, Communicator, Error, InvalidUsage, RemoteError, St
 
 __all__ = ["Elastic", "NoQuorum", "join"]
 
+_OF_NUMPY = (torch.float32, torch.float64, torch.float16)
+
 
 class NoQuorum(RuntimeError):
     """Of the former ranks, most are not here: they may go on elsewhere, so this part must not."""
@@ -125,7 +127,8 @@ class Elastic:
         try:
             for same in by_type.values():
                 whole = [g if g.is_contiguous() else g.contiguous() for g in same]
-                self.comm.Allreduce_fused(IN_PLACE, whole, AVG, codec=self._codec, step=self.step)
+                arrays = [w.numpy() for w in whole] if whole[0].dtype in _OF_NUMPY else whole  # found faster
+                self.comm.Allreduce_fused(IN_PLACE, arrays, AVG, codec=self._codec, step=self.step)
                 for g, w in zip(same, whole):
                     if g is not w:
                         g.copy_(w)
