@@ -343,10 +343,10 @@ def test_a_rank_with_other_state_ends():
     def process(rank):
         os.environ["INCCL_RANK"] = str(rank)
         state = {"model": torch.nn.Linear(3 if odd == "shape" and rank == 1 else 4, 2)}
-        if odd == "more" or (odd == "less" and rank != 1):
+        if odd == "type" and rank == 1:
+            state["model"].half()
+        if (odd == "more" and rank == 1) or (odd == "less" and rank != 1):
             state["optimizer"] = torch.optim.SGD(state["model"].parameters())
-        if odd == "more" and rank != 1:
-            del state["optimizer"]
         elastic = inccl.torch.elastic.Elastic(inccl.init(), state)
         for _ in elastic.steps(2):
             elastic.average([])
@@ -356,7 +356,8 @@ def test_a_rank_with_other_state_ends():
 
     for odd, said in [("more", "ValueError: state: ['model'] on rank 0, ['model', 'optimizer'] on rank 1"),
                       ("less", "ValueError: state: ['model', 'optimizer'] on rank 0, ['model'] on rank 1"),
-                      ("shape", "size mismatch for weight")]:
+                      ("shape", "size mismatch for weight"),
+                      ("type", "state['model']['weight']: torch.float32 on rank 0, torch.float16 on rank 1")]:
         ends = outcomes(3, process, 3)
         assert ends[0] == ends[2] == ("returned", (2, 1)), ends
         assert ends[1][0] == "raised" and said in ends[1][1], ends[1]
@@ -380,7 +381,7 @@ def test_state_of_any_type():
 def test_tensors_are_dense_and_of_the_host():
     module = torch.nn.Linear(2, 2, device="meta")
     with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
-        with pytest.raises(TypeError, match=r"state\['m'\]\['weight'\]: torch.strided on meta, expected a dense tensor"):
+        with pytest.raises(TypeError, match=r"state\['m'\]\['weight'\]: torch.strided on meta, expected a dense"):
             inccl.torch.elastic.Elastic(comm, {"m": module})
     with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
         embedding = torch.nn.Embedding(3, 2, sparse=True)

@@ -57,10 +57,12 @@ class Elastic:
 
     comm: of inccl.init(), or of join() in a process that comes later; it belongs to this object.
     state: objects with state_dict() and load_state_dict(), equal in kind on all ranks; who joins
-    gets their contents. A rank with other ones gets ValueError, and the others go on without it. store: a torch.distributed Store at which processes join, or None: none do.
-    codec: of the gradients; None: uncompressed. join_timeout: seconds that ranks wait for those who
-    join; a process that has died while it waited holds them up as long, once. quorum: after a failure the ranks go on only if they are more than half of those before,
-    or half with the former rank 0; else NoQuorum. False: always.
+    gets their contents. A rank with other keys, shapes or types gets an error, and the others go on
+    without it. store: a torch.distributed Store at which processes join, or None: none do. codec: of
+    the gradients; None: uncompressed. join_timeout: seconds that ranks wait for those who join; a
+    process that has died while it waited holds them up as long, once. quorum: after a failure the
+    ranks go on only if they are more than half of those before, or half with the former rank 0; else
+    NoQuorum. False: always.
 
     Tensors of the state and gradients are dense and in host memory, else TypeError. One thread uses
     an object.
@@ -245,6 +247,12 @@ class Elastic:
             filled = _with_tensors(theirs[0], iter(tensors))
             for key, value in self._state.items():
                 value.load_state_dict(filled[key])
+                if not isinstance(value, torch.nn.Module):
+                    continue
+                for name, tensor in value.state_dict().items():  # load_state_dict() may have converted it
+                    if isinstance(tensor, torch.Tensor) and tensor.dtype != filled[key][name].dtype:
+                        raise ValueError(f"state[{key!r}][{name!r}]: {filled[key][name].dtype} on rank {source}, "
+                                         f"{tensor.dtype} on rank {self.rank}")
         self.step = max(steps)
         self._core = None
 
