@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import inccl
 import inccl._state
 import inccl.torch.elastic
+from torch_world import store_server
 from world import Meeting, Ranks, job, ranks
 
 ROWS, WIDTH, STEPS = 12, 5, 30
@@ -231,6 +233,43 @@ def test_one_that_joins_dies(store):
     ends = outcomes(2, process, 2)
     assert [kind for kind, _ in ends] == ["returned", "returned"], ends
     assert check([value for _, value in ends]) == [2] * STEPS
+
+
+@pytest.mark.parametrize("joiners", [0, 1])
+def test_the_store_is_gone(joiners):
+    """Nobody can join any more; the ranks say so once, and go on. One that waited learns it."""
+    met = Meeting(3)
+
+    def process(number):
+        mine = dist.TCPStore("127.0.0.1", port, is_master=False)
+        if number == 3:
+            mine.wait(["go"])
+            with pytest.raises(RuntimeError):
+                inccl.torch.elastic.join(mine)
+            return None
+
+        def at(when, step):
+            if (when, step) == ("before", 5):
+                mine.set("go", "1")
+                while joiners and mine.add("elastic/joiners", 0) == 0:
+                    time.sleep(0.001)
+                met()
+                if number == 0:
+                    os.kill(server.pid, signal.SIGKILL)
+                    time.sleep(0.1)
+        os.environ["INCCL_RANK"] = str(number)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = train(inccl.init(), mine, at, join_timeout=1)
+        return result, [str(warning.message) for warning in said]
+
+    with store_server() as (port, server):
+        ends = outcomes(3 + joiners, process, 3)
+    assert [kind for kind, _ in ends] == ["returned"] * (3 + joiners), ends
+    assert check([value[0] for _, value in ends[:3]]) == [3] * STEPS
+    said = [value[1] for _, value in ends[:3]]
+    assert len(said[0]) == 1 and said[0][0].startswith("'elastic': no process can join any more: "), said
+    assert said[1:] == [[], []]
 
 
 def test_a_step_may_be_skipped(store):

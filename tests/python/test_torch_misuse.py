@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import inccl
 import inccl.torch
 from inccl.torch import BackendError
-from torch_world import check_equal, group_ranks
+from torch_world import check_equal, group_ranks, store_server
 from world import Ranks, job, run
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -410,16 +410,6 @@ def test_leaving_with_pending_work(tmp_path):
     assert [out.strip() for out, _ in outcomes] == ["leaves", "error"], outcomes
 
 
-# Prints its port, and goes when its input ends.
-STORE_SERVER = """
-import sys
-import torch.distributed as dist
-server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(server.port, flush=True)
-sys.stdin.read()
-"""
-
-
 def test_a_store_with_the_keys_of_earlier_groups():
     """The processes make the same groups again; then others do, one of which never came before."""
     def store():
@@ -441,9 +431,7 @@ def test_a_store_with_the_keys_of_earlier_groups():
             assert (received == (rank - 1) % n).all()
             dist.barrier()
             dist.destroy_process_group()
-    with subprocess.Popen([sys.executable, "-c", STORE_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as server:
-        port = int(server.stdout.readline())
+    with store_server() as (port, _):
         run(2, lambda rank: use(rank, 2, 2), job(2))
         outcomes = Ranks(2, lambda rank: leaves_early(rank, store), job(2)).join()
         assert [kind for kind, _ in outcomes] == ["returned", "died"]

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks with a default process group of the backend "inccl"."""
+import contextlib
 import functools
 import os
+import subprocess
+import sys
 import tempfile
 from datetime import timedelta
 
@@ -34,6 +37,23 @@ def group_ranks(*sizes, backend="inccl", timeout=60.0, **options):
         del runs.__wrapped__
         return runs
     return decorate
+
+
+_STORE_SERVER = """
+import sys
+import torch.distributed as dist
+server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def store_server():
+    """A process with a TCPStore of this host, for as long as the block: its port and the process."""
+    with subprocess.Popen([sys.executable, "-c", _STORE_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as server:
+        yield int(server.stdout.readline()), server
 
 
 def check_equal(mine, other):

@@ -5,6 +5,7 @@ import array
 import contextlib
 import pickle
 import time
+import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 import torch
@@ -79,6 +80,7 @@ class Elastic:
         self._state, self._store, self._name, self._codec = state, store, name, codec
         self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
         self._init_timeout = comm._options.get("init_timeout", 0)  # that of a growth is shorter
+        self._store_failed = False  # as rank 0 has seen it
         self._done = None  # whether the averages of this step have succeeded; None: there was none
         self._core = None  # after growth, until the state is settled: how many ranks were there before
         # How many wait to join, which rank 0 tells the others while a step computes.
@@ -156,8 +158,7 @@ class Elastic:
             self._stream.synchronize()
             if self._joiners[0] == 0 or not self._grow(self._joiners[0]):
                 if self.rank == 0:
-                    taken, served = (self._store.add(f"{self._name}/{key}", 0) for key in ("joiners", "served"))
-                    self._joiners[0] = taken - served
+                    self._joiners[0] = self._of_store(self._waiting) or 0
                 self.comm.Bcast(self._joiners, stream=self._stream)
                 return True
         except (RemoteError, Timeout) as error:
@@ -166,16 +167,35 @@ class Elastic:
         self._until_settled(self._settle)
         return False
 
+    def _of_store(self, ask):
+        """What ask() returns; None from the first time on that the store fails."""
+        try:
+            return None if self._store_failed else ask()
+        except RuntimeError as error:  # torch.distributed.DistError is one
+            self._store_failed = True
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"{self._name!r}: no process can join any more: {reason}", RuntimeWarning)
+            return None
+
+    def _waiting(self) -> int:
+        """How many have a ticket and no place."""
+        taken, served = (self._store.add(f"{self._name}/{key}", 0) for key in ("joiners", "served"))
+        return taken - served
+
+    def _give_places(self, id, joiners: int):
+        served = self._store.add(f"{self._name}/served", 0)
+        for i in range(joiners):
+            place = id, self.size + i, self.size + joiners
+            self._store.set(f"{self._name}/place/{served + 1 + i}", pickle.dumps(place))
+        self._store.add(f"{self._name}/served", joiners)
+
     def _grow(self, joiners: int) -> bool:
         """By those with the next tickets. False: they have failed."""
-        size, id = self.size + joiners, None
+        id = self.comm.unique_id() if self.rank == 0 else None
         if self.rank == 0:
-            id, served = self.comm.unique_id(), self._store.add(f"{self._name}/served", 0)
-            for i in range(joiners):
-                self._store.set(f"{self._name}/place/{served + 1 + i}", pickle.dumps((id, self.size + i, size)))
-            self._store.add(f"{self._name}/served", joiners)
+            self._of_store(lambda: self._give_places(id, joiners))
         try:
-            larger = self.comm.grow(size, id, init_timeout=self._join_timeout)
+            larger = self.comm.grow(self.size + joiners, id, init_timeout=self._join_timeout)
         except (RemoteError, Timeout, InvalidUsage):
             if self.comm.async_error() is not None:
                 raise
