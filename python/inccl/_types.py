@@ -244,6 +244,8 @@ def view(obj: Any, name: str, write: bool = False) -> View:
         found = _of_dlpack(obj, name)
     else:
         found = _of_buffer(obj, name)
+    if found.count > 0 and not found.address:
+        raise InvalidArgument(f"{name}: {type(obj).__name__} without memory of its own")
     if write and found.readonly:
         raise InvalidArgument(f"{name}: read-only")
     if as_type is None:

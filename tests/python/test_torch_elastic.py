@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import inccl
 import inccl._state
@@ -417,17 +418,29 @@ def test_state_of_any_type():
     assert outcomes(2, process, 2) == [("returned", True)] * 2
 
 
-def test_tensors_are_dense_and_of_the_host():
-    module = torch.nn.Linear(2, 2, device="meta")
-    with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
-        with pytest.raises(TypeError, match=r"state\['m'\]\['weight'\]: torch.strided on meta, expected a dense"):
-            inccl.torch.elastic.Elastic(comm, {"m": module})
-    with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
-        embedding = torch.nn.Embedding(3, 2, sparse=True)
-        elastic = inccl.torch.elastic.Elastic(comm, {})
-        embedding(torch.tensor([1])).sum().backward()
-        with pytest.raises(TypeError, match=r"parameters\[0\].grad: torch.sparse_coo on cpu, expected a dense tensor"):
-            elastic.average(embedding.parameters())
+class State(dict):
+    state_dict = load_state_dict = dict.copy
+
+
+def test_tensors_are_dense_and_of_the_host(tmp_path):
+    def process(_):
+        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+        shards = distribute_tensor(torch.ones(4), dist.init_device_mesh("cpu", (1,)), [Shard(0)])
+        for weight, said in [(torch.empty(2, device="meta"), "Tensor of torch.strided on meta"),
+                             (shards, "DTensor of torch.strided on cpu")]:
+            said = rf"state\['m'\]\['w'\]: {said}, expected a dense tensor in host memory"
+            with inccl.Communicator(inccl.unique_id(), 0, 1) as comm, pytest.raises(TypeError, match=said):
+                inccl.torch.elastic.Elastic(comm, {"m": State(w=weight)})
+        with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+            with pytest.raises(inccl.InvalidArgument, match="tensors.0.: DTensor without memory of its own"):
+                inccl.sync_state(comm, [shards])
+            embedding = torch.nn.Embedding(3, 2, sparse=True)
+            elastic = inccl.torch.elastic.Elastic(comm, {})
+            embedding(torch.tensor([1])).sum().backward()
+            with pytest.raises(TypeError, match=r"parameters\[0\].grad: Tensor of torch.sparse_coo on cpu, expected"):
+                elastic.average(embedding.parameters())
+
+    assert outcomes(1, process, 1) == [("returned", None)]
 
 
 def test_state_has_state_dicts():

@@ -282,8 +282,10 @@ class _Place:
 
 
 def _check(tensor, name):
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise TypeError(f"{name}: {tensor.layout} on {tensor.device}, expected a dense tensor in host memory")
+    special = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # such as DTensor
+    if special or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise TypeError(f"{name}: {type(tensor).__name__} of {tensor.layout} on {tensor.device}, expected a dense "
+                        "tensor in host memory")
 
 
 def _without_tensors(value, tensors, name):
