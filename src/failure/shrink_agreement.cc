@@ -172,17 +172,19 @@ ShrinkAgreement::Outcome ShrinkAgreement::MakeOutcome() const {
 
 Status ShrinkAgreement::TimedOut(const char* what,
                                  const std::function<bool(const Peer&)>& has) const {
-  std::string missing, gave_up;
+  // Those who have not called are the cause. Others may be late because of them: they wait as this
+  // rank does, or have waited, given up and perhaps called again since.
+  std::string absent, here, gone;
   for (int rank = 0; rank < nranks_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
     if (rank == rank_ || !IsMember(rank) || has(peer)) continue;
-    // A peer that waited for the same and has just given up is not named as missing.
-    const bool waited = !peer.proposes && peer.round == round_ && peer.excluded == excluded_;
-    (waited ? gave_up : missing) +=
+    (peer.proposes                ? here
+     : peer.round >= first_round_ ? gone
+                                  : absent) +=
         fmt::format(" peer {}@{}", rank, peer_names_[static_cast<size_t>(rank)]);
   }
-  return TimeoutError(fmt::format("rank {}/{}: shrink: {}:{}", rank_, nranks_, what,
-                                  missing.empty() ? gave_up : missing));
+  const std::string& named = !absent.empty() ? absent : !here.empty() ? here : gone;
+  return TimeoutError(fmt::format("rank {}/{}: shrink: {}:{}", rank_, nranks_, what, named));
 }
 
 // Returns true when all other members have it. Returns false when Run must check its state again:
@@ -299,6 +301,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(const RankSet& excluded,
   }
   active_ = true;
   if (round_ <= kMaxRound) ++round_;
+  first_round_ = round_;
   excluded_ = excluded;
   excluded_ |= dead_;
   completed_ = completed;

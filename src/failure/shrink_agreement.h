@@ -207,7 +207,8 @@ class ShrinkAgreement {
   RankSet dead_ INCCL_GUARDED_BY(mutex_);
   Status cancel_ INCCL_GUARDED_BY(mutex_);  // OK: not cancelled
   bool active_ INCCL_GUARDED_BY(mutex_) = false;
-  uint64_t round_ INCCL_GUARDED_BY(mutex_) = 0;  // continues from call to call
+  uint64_t round_ INCCL_GUARDED_BY(mutex_) = 0;        // continues from call to call
+  uint64_t first_round_ INCCL_GUARDED_BY(mutex_) = 0;  // of this call
   RankSet excluded_ INCCL_GUARDED_BY(mutex_);
   uint64_t completed_ INCCL_GUARDED_BY(mutex_) = 0;
   // The round of this call that this rank has joined last; round 0: none.

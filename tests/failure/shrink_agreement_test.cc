@@ -564,6 +564,29 @@ TEST(ShrinkAgreementTest, ATimeoutNamesWhyJoiningFailedBefore) {
   }
 }
 
+// Not those who wait as this rank does, or have given up: they cannot go on without the others.
+TEST(ShrinkAgreementTest, ATimeoutNamesThoseWhoHaveNotCalled) {
+  ShrinkAgreement agreement(0, 5, {"h:100", "h:101", "h:102", "h:103", "h:104"});
+  const auto said = [&] {
+    const Time deadline = SystemClock().Now() + 50 * kMillisecond;
+    return agreement.Agree(RankSet(5), 5, deadline, {}).status().message();
+  };
+  for (const uint8_t calls : {1, 0}) {  // 1 gives up
+    EXPECT_TRUE(agreement.OnMessage(1, kProposal, Proposal(1, calls, 0)));
+  }
+  EXPECT_TRUE(agreement.OnMessage(3, kProposal, Proposal(2, 1, 0b00100)));  // goes on without 2
+  constexpr char kText[] =
+      "rank 0/5: shrink: did not call ccl_comm_shrink with the same excluded ranks:";
+  EXPECT_EQ(said(), std::string(kText) + " peer 4@h:104");
+  // In another call, those who have not called again.
+  EXPECT_EQ(said(), std::string(kText) + " peer 1@h:101 peer 2@h:102 peer 4@h:104");
+  for (const int peer : {1, 2, 4}) {
+    EXPECT_TRUE(agreement.OnMessage(peer, kProposal, Proposal(9, 1, 0b01000)));
+  }
+  EXPECT_TRUE(agreement.OnMessage(2, kProposal, Proposal(9, 0, 0b01000)));
+  EXPECT_EQ(said(), std::string(kText) + " peer 2@h:102");
+}
+
 TEST(ShrinkAgreementTest, EndlessProposalsEndAtTheLimit) {
   const Watchdog watchdog(60.0 * kSlowness);
   World world({0, World::kHostile, 0});

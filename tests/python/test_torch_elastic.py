@@ -299,6 +299,28 @@ def test_a_step_may_be_skipped(store):
     assert ends == [("returned", ([0, 1, 2, 3, 4, 5], 200, 0))] * 3, ends
 
 
+@pytest.mark.parametrize("hanging", [[0], [1, 3]])
+def test_ranks_that_hang_are_left_behind(hanging):
+    """They live, but do not come: after the limits the others go on. When they come they are too few."""
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+
+        def at(when, step):
+            if rank in hanging and (when, step) == ("before", 6):
+                over()
+        result = train(inccl.init(op_timeout=0.5, init_timeout=1), None, at)
+        over()
+        return result
+
+    count = 5
+    over = Meeting(count)
+    ends = outcomes(count, process, count)
+    assert check([value for rank, (_, value) in enumerate(ends) if rank not in hanging]) == \
+        [count] * 6 + [count - len(hanging)] * (STEPS - 6)
+    for rank in hanging:
+        assert ends[rank][0] == "raised" and f"NoQuorum: {len(hanging)} of {count} ranks are left" in ends[rank][1], ends
+
+
 def test_without_a_quorum_any_part_goes_on():
     met = Meeting(4)
 

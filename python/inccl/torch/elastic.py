@@ -4,6 +4,7 @@ after failures and grows by processes that join. docs/elastic.md shows how it is
 import array
 import contextlib
 import pickle
+import re
 import time
 import warnings
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional
@@ -81,7 +82,7 @@ class Elastic:
         self._join_timeout, self._quorum, self._on_change = join_timeout, quorum, on_change
         self._init_timeout = comm._options.get("init_timeout", 0)  # that of a growth is shorter
         self._store_failed = False  # as rank 0 has seen it
-        self._done = None  # whether the averages of this step have succeeded; None: there was none
+        self._averages = 0  # that this step has had; -1: one has failed
         self._core = None  # after growth, until the state is settled: how many ranks were there before
         # How many wait to join, which rank 0 tells the others while a step computes.
         self._joiners, self._stream = array.array("q", [0]), Stream()
@@ -104,10 +105,10 @@ class Elastic:
             while self.step < total:
                 if not self._admit():
                     continue
-                self._done = None
                 yield self.step
-                if self._done:
+                if self._averages > 0:
                     self.step += 1
+                self._averages = 0
             # Nobody leaves while another may need the result of the last step.
             try:
                 self.comm.Barrier()
@@ -119,9 +120,9 @@ class Elastic:
         """Averages the gradients of `parameters` over the ranks, in place; None, if so on all ranks,
         stays None. False: ranks have failed, the gradients are lost, and the same step comes again
         with those that are left; or another rank had finished the step, whose result this rank has
-        got. A step may have several averages. Those after a False one are False, and what was done
-        after those before it stays: all ranks get the state of the lowest that is left."""
-        if self._done is False:
+        got. A step may have several averages. Those after a False one are False, and all ranks get the
+        state of one that has had the fewest of this step."""
+        if self._averages < 0:
             return False
         by_type = {}
         for i, parameter in enumerate(parameters):
@@ -138,9 +139,9 @@ class Elastic:
                         g.copy_(w)
         except (RemoteError, Timeout) as error:
             self._recover(error)
-            self._done = False
+            self._averages = -1
             return False
-        self._done = True
+        self._averages += 1
         return True
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ class Elastic:
         """Goes on with the ranks that are left."""
         self.comm.revoke()  # others may not have noticed
         before, rank, core = self.comm.size, self.comm.rank, self._core
-        smaller = self.comm.shrink(abort=True, init_timeout=self._init_timeout)
+        smaller = self._shrink()
         with contextlib.suppress(Error):  # of the calls that have ended
             self._stream.synchronize()
         self._replace(smaller)
@@ -230,6 +231,18 @@ class Elastic:
 
         self._until_settled(settle)
 
+    def _shrink(self) -> Communicator:
+        """Of the ranks that are alive; if some do not come within the limit, of the others."""
+        late = set()
+        for attempts_left in (3, 2, 1, 0):
+            try:
+                return self.comm.shrink(late, abort=True, init_timeout=self._init_timeout)
+            except (RemoteError, Timeout) as error:
+                if attempts_left == 0:
+                    raise
+                if "did not call ccl_comm_shrink" in str(error):
+                    late.update(int(rank) for rank in re.findall(r"peer (\d+)@", str(error)))
+
     def _until_settled(self, settle):
         try:
             settle()
@@ -243,9 +256,9 @@ class Elastic:
             self._on_change(self)
 
     def _settle(self):
-        """All ranks get the state of those that have done most steps."""
-        steps = self.comm.allgather(self.step)
-        source = steps.index(max(steps))
+        """All ranks get the state of those that have done most steps, and no part of the next if possible."""
+        done = self.comm.allgather((self.step, -max(0, self._averages)))
+        source = done.index(max(done))
         mine = {key: value.state_dict() for key, value in self._state.items()}
         tensors = []
         outline = _without_tensors(mine, tensors, "state")
@@ -256,9 +269,9 @@ class Elastic:
         if self.rank != source:
             fits = pickle.dumps(outline) == pickle.dumps(theirs[0]) and \
                 [(t.dtype, t.shape) for t in tensors] == theirs[1]
-            # Into copies where this rank is behind: should the source die, what is here stays whole.
-            behind = steps[self.rank] < max(steps)
-            tensors = [t.detach().clone() if behind else t.detach().contiguous() for t in tensors] if fits else \
+            # Into copies if this rank has another state: should the source die, what is here stays whole.
+            other = done[self.rank] != max(done)
+            tensors = [t.detach().clone() if other else t.detach().contiguous() for t in tensors] if fits else \
                 [torch.zeros(shape, dtype=dtype) for dtype, shape in theirs[1]]
         else:
             tensors = [t.detach().contiguous() for t in tensors]
@@ -273,8 +286,7 @@ class Elastic:
                     if isinstance(tensor, torch.Tensor) and tensor.dtype != filled[key][name].dtype:
                         raise ValueError(f"state[{key!r}][{name!r}]: {filled[key][name].dtype} on rank {source}, "
                                          f"{tensor.dtype} on rank {self.rank}")
-        self.step = max(steps)
-        self._core = None
+        self.step, self._averages, self._core = done[source][0], 0, None
 
 
 class _Place:
