@@ -183,8 +183,10 @@ Status ShrinkAgreement::TimedOut(const char* what,
                                   : absent) +=
         fmt::format(" peer {}@{}", rank, peer_names_[static_cast<size_t>(rank)]);
   }
-  const std::string& named = !absent.empty() ? absent : !here.empty() ? here : gone;
-  return TimeoutError(fmt::format("rank {}/{}: shrink: {}:{}", rank_, nranks_, what, named));
+  const auto [said, named] = !absent.empty() ? std::pair("did not call ccl_comm_shrink", absent)
+                             : !here.empty() ? std::pair(what, here)
+                                             : std::pair("ended its call of ccl_comm_shrink", gone);
+  return TimeoutError(fmt::format("rank {}/{}: shrink: {}:{}", rank_, nranks_, said, named));
 }
 
 // Returns true when all other members have it. Returns false when Run must check its state again:
@@ -249,8 +251,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps
       return Proposes(peer);
     };
     if (!AllOthers(proposes)) {
-      Result<bool> proposed =
-          WaitFor(deadline, "did not call ccl_comm_shrink with the same excluded ranks", proposes);
+      Result<bool> proposed = WaitFor(deadline, "did not agree on the excluded ranks", proposes);
       if (!proposed.ok() && !failed_join.ok()) {
         return Status(proposed.status().code(),
                       fmt::format("{}; joining failed in an earlier round: {}",
