@@ -400,6 +400,40 @@ def test_a_rank_dies_between_two_averages_of_a_step(late):
     assert ends[0][0] == "returned" and ends[0][1][:2] == (list(range(8)), 2), ends
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_other_calls_in_a_step(first):
+    """When they fail, `continue` is enough."""
+    met = Meeting(3)
+
+    def process(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        model = torch.nn.Linear(2, 1)
+        elastic, taken, tries = inccl.torch.elastic.Elastic(inccl.init(), {"model": model}), [], 0
+        for step in elastic.steps(8):
+            tries += 1
+            assert tries < 20
+            if step == 3:
+                met()
+                if rank == 1:
+                    die()
+            try:
+                if first:
+                    assert elastic.comm.allreduce(1) == elastic.size
+                model(torch.ones(2)).sum().backward()
+                if elastic.average(model.parameters()):
+                    taken.append(step)
+                if not first:
+                    assert elastic.comm.allreduce(1) == elastic.size
+            except inccl.RemoteError:
+                continue
+        size = elastic.size
+        elastic.close()
+        return taken, size
+
+    ends = outcomes(3, process, 3)
+    assert ends[0] == ends[2] == ("returned", (list(range(8)), 2)), ends
+
+
 def test_a_rank_with_other_state_ends():
     """It knows why, and the others go on without it."""
     def process(rank):

@@ -153,9 +153,12 @@ class Elastic:
 
     def _admit(self) -> bool:
         """Lets those in who waited when the last step began. False: the ranks have changed."""
-        if self._store is None:
-            return True
         try:
+            failed = self.comm.async_error()  # of a call of the caller's own
+            if failed is not None:
+                raise failed
+            if self._store is None:
+                return True
             self._stream.synchronize()
             if self._joiners[0] == 0 or not self._grow(self._joiners[0]):
                 if self.rank == 0:
