@@ -164,7 +164,7 @@ def test_a_job_keeps_its_options(store):
     met = Meeting(3)
 
     def process(number):
-        mine, options = store(), {"reproducible": True, "algorithm": "direct"}
+        mine, options, slept = store(), {"reproducible": True, "algorithm": "direct"}, []
 
         def at(when, step):
             if number == 0 and (when, step) == ("before", 5):
@@ -174,11 +174,12 @@ def test_a_job_keeps_its_options(store):
                 met()
                 if number == 1:
                     die()
-                time.sleep(2 if number == 2 else 0)
+                if number == 2 and not slept:
+                    slept.append(time.sleep(5))
         if number < 2:
             os.environ["INCCL_RANK"] = str(number)
-            return train(inccl.init(**options), mine, at, quorum=False, join_timeout=1)
-        return train(inccl.torch.elastic.join(mine, **options), mine, at, quorum=False, join_timeout=1)
+            return train(inccl.init(**options), mine, at, quorum=False, join_timeout=3)
+        return train(inccl.torch.elastic.join(mine, **options), mine, at, quorum=False, join_timeout=3)
 
     ends = outcomes(3, process, 2)
     assert [kind for kind, _ in ends] == ["returned", "died", "returned"], ends
@@ -308,7 +309,7 @@ def test_ranks_that_hang_are_left_behind(hanging):
         def at(when, step):
             if rank in hanging and (when, step) == ("before", 6):
                 over()
-        result = train(inccl.init(op_timeout=0.5, init_timeout=1), None, at)
+        result = train(inccl.init(op_timeout=1, init_timeout=4), None, at)
         over()
         return result
 
