@@ -319,7 +319,25 @@ def test_ranks_that_hang_are_left_behind(hanging):
     assert check([value for rank, (_, value) in enumerate(ends) if rank not in hanging]) == \
         [count] * 6 + [count - len(hanging)] * (STEPS - 6)
     for rank in hanging:
-        assert ends[rank][0] == "raised" and f"NoQuorum: {len(hanging)} of {count} ranks are left" in ends[rank][1], ends
+        said = f"NoQuorum: {len(hanging)} of {count} ranks are left"
+        assert ends[rank][0] == "raised" and said in ends[rank][1], ends
+
+
+def test_those_who_have_not_called_are_left_behind(monkeypatch):
+    """Not those of whom the error says something else: they have other numbers in the communicator that failed."""
+    asked = []
+
+    def shrink(_, excluded, **options):
+        asked.append(set(excluded))
+        if len(asked) < 3:
+            raise inccl.Timeout(8, "rank 0/5: shrink: did not call ccl_comm_shrink: peer 4@h:104 peer 2@h:102; "
+                                "joining failed in an earlier round: peer 1@h:103 closed its connection")
+        raise inccl.Timeout(8, "rank 0/5: shrink: ended its call of ccl_comm_shrink: peer 3@h:103")
+    monkeypatch.setattr(inccl.Communicator, "shrink", shrink)
+    with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+        with pytest.raises(inccl.Timeout, match="ended its call"):
+            inccl.torch.elastic.Elastic(comm, {})._shrink()
+    assert asked == [set()] + [{2, 4}] * 3
 
 
 def test_without_a_quorum_any_part_goes_on():

@@ -243,8 +243,8 @@ class Elastic:
             except (RemoteError, Timeout) as error:
                 if attempts_left == 0:
                     raise
-                if "did not call ccl_comm_shrink" in str(error):
-                    late.update(int(rank) for rank in re.findall(r"peer (\d+)@", str(error)))
+                said = re.search(r"did not call ccl_comm_shrink:((?: peer \d+@\S+)+)", str(error))
+                late.update(map(int, re.findall(r"peer (\d+)@", said[1] if said else "")))
 
     def _until_settled(self, settle):
         try:
@@ -283,13 +283,17 @@ class Elastic:
             filled = _with_tensors(theirs[0], iter(tensors))
             for key, value in self._state.items():
                 value.load_state_dict(filled[key])
-                if not isinstance(value, torch.nn.Module):
-                    continue
-                for name, tensor in value.state_dict().items():  # load_state_dict() may have converted it
-                    if isinstance(tensor, torch.Tensor) and tensor.dtype != filled[key][name].dtype:
-                        raise ValueError(f"state[{key!r}][{name!r}]: {filled[key][name].dtype} on rank {source}, "
-                                         f"{tensor.dtype} on rank {self.rank}")
+                if isinstance(value, torch.nn.Module):
+                    self._check_types(f"state[{key!r}]", value.state_dict(), filled[key], source)
         self.step, self._averages, self._core = done[source][0], 0, None
+
+    def _check_types(self, where, mine, theirs, source):
+        """load_state_dict() converts tensors without a word; the next average would fail on all ranks."""
+        for name, tensor in mine.items():
+            other = theirs.get(name)
+            if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor) and tensor.dtype != other.dtype:
+                raise ValueError(f"{where}[{name!r}]: {other.dtype} on rank {source}, "
+                                 f"{tensor.dtype} on rank {self.rank}")
 
 
 class _Place:
